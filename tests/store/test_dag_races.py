@@ -20,12 +20,19 @@ from tidemill.core.tasks.structure import MapSource, MapStructure, StartStructur
 from tidemill.store.calls.call import Call
 from tidemill.store.calls.instance_calls import ClearTasks
 from tidemill.store.calls.run_calls import CancelRun, CreateRun
-from tidemill.store.calls.service_calls import LoseSession, SchedulerTurn
+from tidemill.store.calls.service_calls import BeginSession, LoseSession, ReleaseLeft, ReportFiles, SchedulerTurn
 from tidemill.store.calls.setting_calls import ListPools, SetPool
 from tidemill.store.calls.task_calls import EmitItems
-from tidemill.store.calls.trigger_calls import ClaimTriggers, FiredEvent, ReleaseTriggers, StoreEvents
+from tidemill.store.calls.trigger_calls import (
+    ClaimedTrigger,
+    ClaimTriggers,
+    FiredEvent,
+    ReleaseTriggers,
+    StoreEvents,
+)
 from tidemill.store.calls.worker_calls import AttemptReport, OutcomeKind, WorkerTurn
 from tidemill.store.engines.opening import open_store
+from tidemill.store.queries.sessions import services
 
 
 @pytest.fixture
@@ -490,3 +497,79 @@ async def test_a_task_that_depends_on_a_run_that_is_locked_is_decided_later(
     await connection.execute("COMMIT")
     await connection.close()
     assert (await players[0].claim_one()).task_id == "a"
+
+
+async def claim_trigger(player: Player) -> tuple[int, ClaimedTrigger]:
+    """Return a triggerer, and the trigger of a task that it has claimed."""
+    await player.create(dag(task("t", retries=0)), run_id="r")
+    await player.report(await player.claim_one(), Deferral("package.Class", "{}", "resume"))
+    triggerer = await player.begin_service("triggerer")
+    (claimed,) = await player.store.call(ClaimTriggers(triggerer, 1, 10))
+    return triggerer, claimed
+
+
+async def test_triggers_that_two_services_release_at_once_have_one_death(
+    address: str, players: list[Player], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    triggerer, _ = await claim_trigger(players[0])
+    monkeypatch.setattr(services, "PART", 0)
+    await players[0].store.call(LoseSession(triggerer))
+    monkeypatch.setattr(services, "PART", 10)
+    connection = await asyncpg.connect(address)
+    await connection.execute("BEGIN; SELECT FROM trigger_cursor FOR UPDATE")
+    held = HeldRuns(connection)
+    releases = [asyncio.create_task(player.store.call(ReleaseLeft())) for player in players[:2]]
+    await held.wait_for(2)
+    await held.release()
+    counts = await asyncio.gather(*releases)
+    deaths = await connection.fetchval("SELECT deaths FROM trigger_death")
+    await connection.close()
+    assert (sorted(counts), deaths) == ([0, 1], 1)
+
+
+async def test_on_kill_of_a_trigger_that_a_user_stops_while_it_is_handed_over_is_called(
+    address: str, players: list[Player]
+) -> None:
+    triggerer, trigger = await claim_trigger(players[0])
+    connection = await asyncpg.connect(address)
+    await connection.execute("BEGIN; SELECT FROM trigger_cursor FOR UPDATE")
+    held = HeldRuns(connection)
+    clearing = asyncio.create_task(players[0].store.call(ClearTasks("dag", "r", ("t",), "tester")))
+    await held.wait_for(1)
+    release = ReleaseTriggers(triggerer, ((trigger.id, trigger.token),), moves=True)
+    releasing = asyncio.create_task(players[1].store.call(release))
+    await held.wait_for(2)
+    await held.release()
+    await asyncio.gather(clearing, releasing)
+    await connection.close()
+
+    other = await players[1].begin_service("triggerer")
+    (kill,) = await players[1].store.call(ClaimTriggers(other, 1, 10, kills=True))
+    assert (kill.id, kill.kill is not None) == (trigger.id, True)
+
+
+async def test_a_session_that_is_begun_by_two_calls_of_one_request_at_once_is_one(
+    address: str, players: list[Player]
+) -> None:
+    store = players[0].store
+    first = await store.call(BeginSession("worker", "w", "machine", "boot", 17, request="first"))
+    connection = await asyncpg.connect(address)
+    await connection.execute(f"BEGIN; UPDATE service_session SET request = 'again' WHERE id = {first}")
+    held = HeldRuns(connection)
+    beginning = asyncio.create_task(store.call(BeginSession("worker", "w", "machine", "boot", 17, request="again")))
+    await held.wait_for(1)
+    await held.release()
+    assert await beginning == first
+    await connection.close()
+
+
+async def test_files_that_a_worker_reports_twice_at_once_are_stored(address: str, players: list[Player]) -> None:
+    connection = await asyncpg.connect(address)
+    await connection.execute(f"BEGIN; INSERT INTO file_difference VALUES ({players[0].worker}, 'a.py', 'missing', 1)")
+    held = HeldRuns(connection)
+    reporting = asyncio.create_task(players[0].store.call(ReportFiles(players[0].worker, ("a.py",))))
+    await held.wait_for(1)
+    await held.release()
+    await reporting
+    assert await connection.fetchval("SELECT since_us > 1 FROM file_difference")
+    await connection.close()

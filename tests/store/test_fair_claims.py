@@ -11,6 +11,7 @@ from tidemill.store.calls.service_calls import BeatSession, BeginSession, StopSe
 from tidemill.store.calls.trigger_calls import ClaimedTrigger, ClaimTriggers, ListLoads, ReleaseTriggers
 from tidemill.store.calls.worker_calls import AttemptReport
 from tidemill.store.database import Database
+from tidemill.store.queries.sessions import claims
 
 REQUESTS = count(1)
 
@@ -84,6 +85,32 @@ async def test_a_stream_is_one_unit_that_a_claimer_takes_beyond_its_share(databa
     assert taken + len(await claim(database, one, 100 - taken, taken)) == 6
 
 
+async def test_a_stream_that_is_larger_than_one_claim_is_claimed_by_one_of_several(database: Database):
+    await defer(database, ["s"] * 6)
+    one, two = await begin(database), await begin(database)
+    assert len(await claim(database, one, 2)) == 2
+    assert await claim(database, two, 2) == ()
+    assert [len(await claim(database, one, 2, held)) for held in (2, 4, 6)] == [2, 2, 0]
+
+
+async def test_the_share_of_one_that_does_not_claim_it_is_claimed_after_a_while(database: Database, monkeypatch):
+    await defer(database, [None] * 6)
+    full, _ = await begin(database), await begin(database)
+    assert await claim(database, full, 50, 50) == ()
+    monkeypatch.setattr(claims, "_PATIENCE_US", -60_000_000)
+    assert len(await claim(database, full, 50, 50)) == 6
+
+
+async def test_one_that_serves_a_part_of_the_queues_only_keeps_nothing_waiting(database: Database):
+    await defer(database, [None] * 4)
+    full = await begin(database, 100, "default", "other")
+    await begin(database, 100, "other")
+    queues = ("default", "other")
+    found = await database.call(ClaimTriggers(full, next(REQUESTS), 50, queues, held=50))
+    assert len(found) == 4
+    assert await database.call(ListLoads(full, queues)) == ()
+
+
 async def test_a_stream_that_does_not_fit_is_left_to_another(database: Database):
     await defer(database, ["s"] * 6 + [None] * 2)
     small, large = await begin(database, 5), await begin(database, 50)
@@ -99,6 +126,18 @@ async def test_a_stream_larger_than_every_capacity_is_claimed_at_once_by_the_emp
     assert await claim(database, one, 2, 1) == ()
     assert len(await claim(database, two, 4)) == 6
     assert await claim(database, two, 0, 6) == ()
+
+
+async def test_nothing_is_handed_over_while_something_waits_that_was(database: Database):
+    await defer(database, [None] * 2)
+    full = await begin(database)
+    first, _ = await claim(database, full)
+    empty = await begin(database)
+    assert [load.held for load in await database.call(ListLoads(full, ("default",)))] == [0]
+    await database.call(ReleaseTriggers(full, ((first.id, first.token),), moves=True))
+    assert await database.call(ListLoads(full, ("default",))) == ()
+    assert len(await claim(database, empty)) == 1
+    assert [load.held for load in await database.call(ListLoads(full, ("default",)))] == [1]
 
 
 async def test_a_stream_that_is_being_handed_over_is_not_joined(database: Database):

@@ -18,6 +18,7 @@ from tidemill.store.calls.trigger_calls import (
     HeldTriggers,
     KillCalled,
     ReleaseTriggers,
+    ReserveTriggers,
     StoreEvents,
 )
 from tidemill.store.calls.worker_calls import AttemptReport
@@ -133,6 +134,28 @@ async def test_one_that_was_cut_off_is_not_told_the_reason_of_a_later_claim(site
     assert [one.reason for one in await site.store.call(held)] == ["hand-over"]
     held = HeldTriggers(other, ((new.id, new.token),))
     assert [one.reason for one in await site.store.call(held)] == ["user"]
+
+
+async def test_another_one_calls_it_for_a_trigger_that_waits_for_its_trial(site: Site):
+    first, holder = await site.begin(), await site.begin()
+    (claimed,) = await site.claim(first)
+    await site.store.call(ReserveTriggers(first, holder, (claimed.id,)))
+    await site.store.call(LoseSession(first))
+    await site.cancel()
+    assert await site.state() == "failed", "nobody has to clean up"
+    (kill,) = await site.claim(await site.begin())
+    assert kill.kill is not None
+
+
+async def test_one_whose_session_has_ended_leaves_it_to_another(site: Site):
+    cut_off, other = await site.begin(), await site.begin()
+    (claimed,) = await site.claim(cut_off)
+    await site.cancel()
+    await site.store.call(LoseSession(cut_off))
+    held = HeldTriggers(cut_off, ((claimed.id, claimed.token),))
+    assert [one.reason for one in await site.store.call(held)] == ["hand-over"]
+    (kill,) = await site.claim(other)
+    assert kill.kill is not None
 
 
 async def test_nothing_but_a_user_has_it_called(site: Site):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from sqlalchemy import select
 from tests.store.dags import Player, dag, task
 
 from tidemill.core.tasks.endings import Deferral
 from tidemill.core.triggers.lost_hosts import CULPRIT_LOSSES
+from tidemill.store.calls.instance_calls import ListTasks
 from tidemill.store.calls.run_calls import CancelRun
 from tidemill.store.calls.service_calls import (
     PART,
@@ -19,13 +21,18 @@ from tidemill.store.calls.service_calls import (
 from tidemill.store.calls.trigger_calls import (
     ClaimTriggers,
     ClearDeaths,
+    FiredEvent,
     HasSuspects,
     ListOwnedTriggers,
+    ReserveTriggers,
+    StoreEvents,
     TakenSuspects,
     TakeSuspects,
 )
 from tidemill.store.calls.worker_calls import AttemptReport
 from tidemill.store.database import Database
+from tidemill.store.queries.sessions import claims, services
+from tidemill.store.tables import trigger_death
 
 QUEUES = ("default",)
 
@@ -62,8 +69,6 @@ class Site:
         parent = await self.begin()
         taken = await self.store.call(TakeSuspects(parent, QUEUES))
         trial = await self.begin(parent=parent, trial=True)
-        from tidemill.store.calls.trigger_calls import ReserveTriggers
-
         await self.store.call(ReserveTriggers(parent, trial, taken.triggers))
         assert tuple(await self.claim(trial, reserved=True)) == taken.triggers
         if lose:
@@ -72,6 +77,11 @@ class Site:
             await self.store.call(ClearDeaths(taken.triggers, 1))
             await self.store.call(EndSession(parent))
         return taken
+
+    async def count_alone(self) -> dict[int, int]:
+        """Return how many hosts were lost while they tried a trigger alone."""
+        columns = (trigger_death.c.trigger_id, trigger_death.c.alone)
+        return dict(await self.store.read(lambda connection: connection.execute(select(*columns)).all()))  # type: ignore[arg-type]
 
 
 async def test_a_trigger_is_a_suspect_from_its_second_death_and_claimed_for_trials_only(database: Database):
@@ -174,8 +184,6 @@ async def test_beginning_a_session_again_with_the_same_request_gives_the_same_se
 
 
 async def test_the_triggers_of_a_large_triggerer_are_released_in_parts(database: Database, monkeypatch):
-    from tidemill.store.queries.sessions import services
-
     monkeypatch.setattr(services, "PART", 2)
     site = Site(database)
     await site.defer(5)
@@ -191,3 +199,107 @@ async def test_the_triggers_of_a_large_triggerer_are_released_in_parts(database:
     owned = await database.call(ListOwnedTriggers(other))
     assert [(one.id, one.deaths) for one in owned] == [(number, 1) for number in held]
     assert PART == 2_000
+
+
+async def test_triggers_of_a_trial_that_are_released_in_parts_were_not_alone(database: Database, monkeypatch):
+    site = Site(database)
+    await site.defer(6)
+    await site.die()
+    await site.die()
+    monkeypatch.setattr(services, "PART", 2)
+    assert len((await site.try_out(0)).triggers) == 3
+    while await database.call(ReleaseLeft()):
+        pass
+    assert set((await site.count_alone()).values()) == {0}
+
+
+async def test_one_that_was_alone_is_released_first(database: Database, monkeypatch):
+    site = Site(database)
+    await site.defer(2)
+    first, last = await site.die()
+    parent = await site.begin()
+    child, trial = await site.begin(parent=parent), await site.begin(parent=parent, trial=True)
+    await site.claim(child)
+    await database.call(ReserveTriggers(child, trial, (last,)))
+    await site.claim(trial, reserved=True)
+    monkeypatch.setattr(services, "PART", 1)
+    await database.call(LoseSession(parent, 0))
+    await database.call(ReleaseLeft())
+    assert await site.count_alone() == {first: 0, last: 1}
+
+
+async def test_deaths_that_are_counted_during_a_claim_make_suspects(database: Database, monkeypatch):
+    site = Site(database)
+    await site.defer(1)
+    await site.die()
+    await site.die()
+    found = iter([False])
+    any_suspects = claims.any_suspects
+    monkeypatch.setattr(claims, "any_suspects", lambda *given: next(found, True) and any_suspects(*given))
+    assert await site.claim(await site.begin()) == []
+
+
+async def test_a_last_trial_takes_all_other_suspects(database: Database):
+    site = Site(database)
+    await site.defer(4)
+    await site.die()
+    await site.die()
+    other = await site.begin()
+    assert len((await database.call(TakeSuspects(other, QUEUES, most=1))).triggers) == 1
+    assert len((await database.call(TakeSuspects(other, QUEUES, rest=True))).triggers) == 3
+
+
+async def test_a_stream_that_kills_its_hosts_ends_with_an_error_for_its_task(database: Database):
+    site = Site(database)
+    await site.player.begin()
+    run = await site.player.create(dag(task("t", retries=0)))
+    await site.player.report(await site.player.claim_one(), Deferral("mod.Trigger", "{}", "", streams=True))
+    session = await site.begin()
+    (claimed,) = await database.call(ClaimTriggers(session, 1, 10, QUEUES))
+    await database.call(StoreEvents(session, 1, (FiredEvent(claimed.id, claimed.token, "1", None, 1),)))
+    # It goes on while an attempt of its task handles the event.
+    await site.player.claim_one()
+    await database.call(LoseSession(session))
+    await site.die()
+    for _ in range(CULPRIT_LOSSES):
+        await site.try_out(0)
+
+    assert await database.call(TakeSuspects(await site.begin(), QUEUES)) == TakenSuspects()
+    assert not await database.call(HasSuspects(QUEUES))
+    (row,) = (await database.call(ListTasks(run.dag_id, run.run_id, task_id="t"))).rows
+    assert row.stream is not None
+    assert row.stream.ended
+    assert "the host that tried only this trigger was lost 3 times in a row" in (row.stream.error or "")
+
+
+async def test_tasks_that_waited_for_a_lost_triggerer_are_released_in_parts(database: Database, monkeypatch):
+    site = Site(database)
+    await site.defer(3)
+    session = await site.begin()
+    await site.claim(session)
+    await database.call(CancelRun(site.run.dag_id, site.run.run_id, "tester"))
+    await site.player.schedule()
+    monkeypatch.setattr(services, "PART", 2)
+    await database.call(LoseSession(session))
+    states = list((await site.player.states(site.run)).values())
+    assert states.count("ending") == 1
+    while await database.call(ReleaseLeft()):
+        pass
+    assert set((await site.player.states(site.run)).values()) == {"failed"}
+
+
+async def test_sessions_that_cannot_be_released_do_not_hide_others(database: Database, monkeypatch):
+    site = Site(database)
+    await site.defer(2)
+    sessions = [await site.begin(), await site.begin()]
+    for session in sessions:
+        await database.call(ClaimTriggers(session, 1, 1, QUEUES))
+    monkeypatch.setattr(services, "PART", 0)
+    for session in sessions:
+        await database.call(LoseSession(session))
+    seen: set[int] = set()
+    monkeypatch.setattr(services, "_LEFT", 1)
+    monkeypatch.setattr(services, "release_held", lambda connection, found, context: seen.update(found) or 0)
+    for _ in range(40):
+        await database.call(ReleaseLeft())
+    assert seen == set(sessions)

@@ -97,6 +97,15 @@ def test_a_unit_waits_for_a_triggerer_that_it_fits_into():
     assert choose_claims(rows, {"s": StreamUnit(4, 1)}, 0, 9, other, [own]).triggers == (1, 2), "it is read here"
 
 
+def test_a_unit_that_fits_into_the_capacity_is_claimed_bit_by_bit():
+    rows, units = [WaitingTrigger(number, "s") for number in (1, 2)], {"s": StreamUnit(600, 0)}
+    own, other = TriggererLoad(0, 1000), TriggererLoad(0, 1000)
+    assert choose_claims(rows, units, 300, 2, own, [other]).triggers == (1, 2)
+    rows.append(WaitingTrigger(3, "t"))
+    choice = choose_claims(rows, units | {"t": StreamUnit(500, 0)}, 300, 9, own, [other])
+    assert (choice.triggers, choice.unfit) == ((1, 2), {"t"}), "there is no room for both"
+
+
 def test_a_unit_larger_than_every_capacity_goes_to_the_emptiest_as_a_whole():
     rows, units = [WaitingTrigger(number, "s") for number in (1, 2, 3)], {"s": StreamUnit(30, 0)}
     own, other = TriggererLoad(7, 10), TriggererLoad(1, 20)
@@ -105,8 +114,9 @@ def test_a_unit_larger_than_every_capacity_goes_to_the_emptiest_as_a_whole():
     assert (choice.triggers, choice.oversized) == ((1, 2, 3), {"s"})
 
 
-def test_only_triggerers_of_the_same_queues_count():
+def test_only_triggerers_that_serve_all_of_the_queues_count():
     some, all_queues, rest = TriggererLoad(1, 9), TriggererLoad(2, 9), TriggererLoad(3, 9)
     others = [(("a", "b"), some), ((), all_queues), (("c",), rest)]
     assert find_interested(("b",), others) == [some, all_queues]
-    assert find_interested((), others) == [some, all_queues, rest]
+    assert find_interested(("b", "c"), others) == [all_queues]
+    assert find_interested((), others) == [all_queues]

@@ -52,7 +52,7 @@ class Hosts:
             left = [one for one, deaths in self.deaths.items() if deaths >= SUSPECT_LOSSES and one not in tried]
             taken = {self.streams[one] for one in tried if one in self.streams}
             left = [one for one in left if self.streams.get(one) not in taken or one not in self.streams]
-            plan = choose_trial([FreeSuspect(one, self.deaths[one], 0, self.streams.get(one)) for one in left])
+            plan = choose_trial([FreeSuspect(one, self.deaths[one], 0, self.streams.get(one)) for one in left], 60)
             if plan is not None:
                 trials[host] = plan.triggers
                 tried.update(plan.triggers)
@@ -83,15 +83,23 @@ def test_it_is_blamed_and_nothing_else(count: int, triggers: int, seed: int, str
 
 
 def test_without_suspects_there_is_no_trial():
-    assert choose_trial([]) is None
+    assert choose_trial([], 9) is None
 
 
 def test_a_stream_is_tried_as_a_whole_unless_there_is_nothing_else():
     stream = [FreeSuspect(number, 2, 0, "s") for number in (1, 2, 3)]
-    assert choose_trial([*stream, FreeSuspect(4, 2, 0)]) == TrialPlan((1, 2, 3), 10.0)
-    assert choose_trial(stream) == TrialPlan((1, 2), 10.0)
+    assert choose_trial([*stream, FreeSuspect(4, 2, 0)], 9) == TrialPlan((1, 2, 3), 10.0)
+    assert choose_trial(stream, 9) == TrialPlan((1, 2), 10.0)
+    assert choose_trial(stream, 9, takes_all=True) == TrialPlan((1, 2), 10.0)
+    assert choose_trial([*stream, FreeSuspect(4, 3, 0)], 9, takes_all=True) == TrialPlan((1, 2, 3, 4), 10.0)
+
+
+def test_a_trial_has_no_more_triggers_than_a_process_runs():
+    suspects = [FreeSuspect(number, 2, 0) for number in range(8)]
+    assert choose_trial(suspects, 3) == TrialPlan((0, 1, 2), 10.0)
+    assert choose_trial(suspects, 3, takes_all=True) == TrialPlan((0, 1, 2), 10.0)
 
 
 def test_a_trial_lasts_for_twice_the_life_of_the_host_and_a_day_at_most():
     for lived_us, seconds in ((0, 10.0), (30_000_000, 60.0), (10**12, 86400.0)):
-        assert choose_trial([FreeSuspect(1, 2, lived_us)]) == TrialPlan((1,), seconds)
+        assert choose_trial([FreeSuspect(1, 2, lived_us)], 9) == TrialPlan((1,), seconds)

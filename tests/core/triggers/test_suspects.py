@@ -84,6 +84,7 @@ def test_suspects_of_lost_hosts_are_tried_beside_one_other_trial():
     assert suspects.tried == {1, 4, 5}
     assert begin_one(suspects) == Trial(2, (4, 5), 30.0)
     assert not suspects.may_adopt
+    assert suspects.may_adopt_rest
     assert suspects.note_survived(2, 40.0) == SUSPECT_DEATHS - 1
     assert suspects.note_survived(2, 40.0) == 0, "it has ended"
     assert suspects.note_survived(1, 40.0) == SUSPECT_DEATHS - 1
@@ -94,6 +95,7 @@ def test_suspects_of_lost_hosts_are_tried_beside_one_other_trial():
 def test_halves_of_one_stream_leave_no_room_for_another_trial():
     suspects = make_streams({1: "s", 2: "s"})
     assert not suspects.may_adopt
+    assert not suspects.may_adopt_rest
 
 
 def test_suspects_run_in_two_halves_at_a_time_and_the_one_whose_process_dies_is_halved_again():

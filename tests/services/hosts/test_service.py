@@ -14,6 +14,7 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError
 from tidemill.core.tasks.inputs import Channel
 from tidemill.runtime.loop.loop_calls import await_on_loop
+from tidemill.services.hosts import store_thread
 from tidemill.services.hosts.service import check_shared
 from tidemill.services.hosts.store_thread import StoreThread
 from tidemill.services.scheduler.scheduler import Scheduler
@@ -23,7 +24,7 @@ from tidemill.services.sessions.observer import SessionObserver
 from tidemill.services.supervision.supervisor import ServiceFolder
 from tidemill.store.calls.service_calls import BeginSession, CheckKey, ListSessions
 from tidemill.store.ciphers import Cipher, create_key
-from tidemill.store.database import SchemaChange
+from tidemill.store.database import SchemaChange, StoreAwayError
 from tidemill.store.engines import postgres as engine
 from tidemill.store.engines.opening import open_store
 
@@ -127,6 +128,32 @@ def test_the_store_of_the_web_ui_answers_on_its_own_thread_and_says_when_it_does
     finally:
         thread.close()
     assert thread.find_unready() == ["the store does not answer"]
+
+
+def test_the_store_of_the_web_ui_is_checked_again_after_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Store:
+        """A store that is away at its first call."""
+
+        calls = 0
+
+        async def call(self, request: object) -> tuple[()]:
+            self.calls += 1
+            if self.calls == 1:
+                raise StoreAwayError("the store is away")
+            return ()
+
+        async def close(self) -> None: ...
+
+    async def open_it(settings: Settings, url: str) -> Store:
+        return Store()
+
+    monkeypatch.setattr(store_thread, "open_shared_store", open_it)
+    thread = StoreThread(Settings.model_validate({}), "postgresql://host/name")
+    thread.start()
+    try:
+        assert await_on_loop(thread.loop, thread.call(ListSessions()), 30) == ()
+    finally:
+        thread.close()
 
 
 def test_the_store_of_the_web_ui_is_refused_if_its_tables_are_of_another_version(postgres: PostgresServer) -> None:

@@ -17,13 +17,17 @@ from tests.services.triggerer.deferring import Deferring
 from tests.store.dags import dag, task
 
 from tidemill.core.tasks.endings import Deferral
-from tidemill.core.triggers.suspects import SUSPECT_DEATHS, Suspects
+from tidemill.core.triggers.lost_hosts import REST_TRIAL_SECONDS
+from tidemill.core.triggers.suspects import SUSPECT_DEATHS, ProcessEnd, Suspects
 from tidemill.runtime.process.table import find_children, read_arguments
+from tidemill.services.sessions import releasing
 from tidemill.services.supervision.child import Child, Death
-from tidemill.services.supervision.trials import Trials
+from tidemill.services.supervision.trials import Trials, _Attempt
 from tidemill.store.calls.service_calls import BeginSession, ListSessions, LoseSession
+from tidemill.store.calls.trigger_calls import ClaimTriggers
 from tidemill.store.calls.worker_calls import AttemptReport
 from tidemill.store.engines.sqlite import SqliteDatabase, open_sqlite
+from tidemill.store.queries.sessions import services
 from tidemill.store.wire.call_server import CallServer
 
 _CODE = """
@@ -325,3 +329,47 @@ async def test_one_that_blocks_the_loop_from_a_task_of_its_own_is_found_by_trial
         assert (culprit, "ended with SIGKILL" in error) == ("t1", True)
         await let_resume(deferring, folder, 2)
         assert not any(death.explained for death in deaths)
+
+
+async def test_a_death_that_is_reported_again_has_the_same_verdict(store: SqliteDatabase):
+    trials = Trials(store, [], {}, sys.stderr.fileno(), BeginSession("triggerer", "t", "here", "boot", 1))
+    # Another process was killed at the same moment, so neither death is the fault of a trigger.
+    trials._suspects.note_fatal(9, ProcessEnd({}, 1.0, 5.0, killed=True))
+    death = Death(1, "SIGKILL", 10.0, 5.5, True)
+    assert [await trials.note_death(7, death) for _ in range(2)] == [False, False]
+
+
+async def test_all_of_many_triggers_that_wait_for_no_trial_any_more_are_released(
+    store: SqliteDatabase, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for module in (services, releasing):
+        monkeypatch.setattr(module, "PART", 1)
+    await defer(store, *[waits(folder) for _ in range(3)])
+    about = BeginSession("triggerer", "t", "here", "boot", 1)
+    holder, other = [await store.call(about) for _ in range(2)]
+    held = tuple(one.id for one in await store.call(ClaimTriggers(holder, 1, 10)))
+    trials = Trials(store, [], {}, sys.stderr.fileno(), about)
+    trials._holder = holder
+    await trials._free(held)
+    assert tuple(one.id for one in await store.call(ClaimTriggers(other, 1, 10))) == held
+    assert len(held) == 3
+
+
+async def test_what_two_trials_leave_is_tried_in_a_third_one_after_a_while(store: SqliteDatabase, folder: Path):
+    await defer(store, *[waits(folder) for _ in range(3)])
+    about = BeginSession("triggerer", "t", "here", "boot", 1)
+    for _ in range(2):
+        lost = await store.call(about)
+        assert len(await store.call(ClaimTriggers(lost, 1, 10))) == 3
+        await store.call(LoseSession(lost))
+    trials = Trials(store, [], {}, sys.stderr.fileno(), about)
+    trials._holder = await store.call(about)
+    for number in (901, 902):
+        trials._suspects.adopt((number,), 10.0)
+        trials._attempts[number] = _Attempt(0, asyncio.Event())
+    now = asyncio.get_running_loop().time()
+    for began, count in ((now - REST_TRIAL_SECONDS + 60, 2), (now - REST_TRIAL_SECONDS, 5)):
+        trials._began = began
+        await trials._take()
+        assert len(trials._suspects.tried) == count
+    assert not trials._suspects.may_adopt_rest

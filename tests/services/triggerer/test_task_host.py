@@ -21,6 +21,8 @@ from tidemill.services.sessions.lease import ServiceLease
 from tidemill.services.triggerer.hosting import host as host_module
 from tidemill.services.triggerer.tasks import folder_code
 from tidemill.services.triggerer.tasks.host import TaskHost
+from tidemill.services.triggerer.tasks.logs import TaskLogs
+from tidemill.services.triggerer.tasks.source import TaskSource
 from tidemill.store.calls.service_calls import BeginSession
 from tidemill.store.calls.task_calls import AppendLog
 from tidemill.store.calls.trigger_calls import (
@@ -411,6 +413,40 @@ async def test_on_kill_of_a_trigger_whose_triggerer_is_gone_is_called_on_a_new_i
     (_, called), (_, failed) = sorted(triggerers.store.kills)
     assert called is None
     assert "no module 'no'" in failed
+
+
+async def test_an_on_kill_that_the_stop_of_its_triggerer_cuts_off_is_not_reported(triggerers):
+    one = triggerers.store.defer(hosted.SlowEnd, count=0, then="wait")
+    one.stop = "user"
+    triggerers.store.kill_claims = [msgspec.structs.replace(one.claim, kill=7)]
+    hosted.RELEASED.clear()
+    host = triggerers.start()
+    await until(lambda: "on_kill" in did(one))
+    await triggerers.stop(host)
+    assert triggerers.store.kills == []
+
+
+async def test_a_full_triggerer_calls_on_kill_of_triggers_whose_triggerer_is_gone(triggerers):
+    busy = triggerers.store.defer(hosted.Counting, count=0, then="wait")
+    triggerers.start(capacity=1, lease=ServiceLease(1.2))
+    await until(lambda: "yielded" in did(busy))
+    one = triggerers.store.defer(hosted.Counting, count=0, then="wait")
+    one.stop = "user"
+    triggerers.store.kill_claims = [msgspec.structs.replace(one.claim, kill=7)]
+
+    await until(lambda: triggerers.store.kills == [(7, None)])
+
+    assert "on_kill" in did(one)
+
+
+async def test_a_trial_of_more_triggers_than_there_is_room_for_ends_in_time():
+    store = TaskStore()
+    for _ in range(2):
+        store.defer(hosted.Counting, count=0, then="wait")
+    session = await store.call(BeginSession("triggerer", "t", "here", "boot", 1))
+    source = TaskSource(store, session, 1, (), TaskLogs(store, 65_536, KnownSecrets()), reserved=True)
+    assert [len(await source.claim()) for _ in range(2)] == [1, 0]
+    await asyncio.wait_for(source.wait_over(0.01), 5)
 
 
 async def test_a_triggerer_far_above_the_others_hands_triggers_over_cleaned_up_and_not_killed(triggerers):

@@ -99,7 +99,9 @@ async def test_a_queued_run_and_a_deferred_task_say_for_what_where_and_until_whe
         (attempt,) = [one for one in store.wait(store.player.claim()) if one.dag_id == "queues"]
         store.wait(store.player.report(attempt, deferral))
         store.call(EndSession(triggerer))
-        store.call(BeginSession("triggerer", "t", "beta", "boot", 9, ("gpu",), 10))
+        # The process that supervises a triggerer has a session without queues and capacity.
+        parent = store.call(BeginSession("triggerer", "t", "beta", "boot", 8))
+        store.call(BeginSession("triggerer", "t", "beta", "boot", 9, ("gpu",), 10, parent))
         queues = (await read_waits(store, "queues"))["only"]
 
     assert before["where"] == "no triggerer yet"

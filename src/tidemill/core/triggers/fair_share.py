@@ -102,9 +102,10 @@ def choose_claims(
         rows: Triggers that can be claimed, the most urgent first.
         units: The units of their streams.
         share: The number of triggers to take; those of streams that the triggerer reads come on top.
-        room: The number of triggers to take at most, unless a unit exceeds every capacity.
+        room: The number of triggers to take at once, unless a unit exceeds every capacity. A unit that fits into the
+            capacity is claimed bit by bit.
         own: The claimer.
-        others: The other triggerers. Without any, a unit is claimed bit by bit if it does not fit at once.
+        others: The other triggerers. Without any, units need not fit into the capacity as a whole.
 
     Example:
         >>> rows = [WaitingTrigger(1), WaitingTrigger(2, "wide"), WaitingTrigger(3), WaitingTrigger(4)]
@@ -113,6 +114,7 @@ def choose_claims(
     """
     largest = max(load.capacity for load in (own, *others))
     is_emptiest = all(own.held <= load.held for load in others)
+    free = max(room, own.capacity - own.held)
     chosen: list[int] = []
     taken: set[str] = set()
     oversized: set[str] = set()
@@ -124,15 +126,16 @@ def choose_claims(
             if unit.size > largest and (unit.running or is_emptiest):
                 oversized.add(stream)
                 taken.add(stream)
-            elif (unit.waiting <= room or not others) and (unit.running or share > 0):
+            elif (unit.waiting <= free or not others) and (unit.running or share > 0):
                 taken.add(stream)
+                free -= unit.waiting
             else:
                 unfit.add(stream)
         if stream in oversized:
             chosen.append(row.id)
         elif room > 0 and (stream in taken or (stream is None and share > 0)):
             chosen.append(row.id)
-            share, room = share - 1, room - 1
+            share, room, free = share - 1, room - 1, free - (stream is None)
     return ClaimChoice(tuple(chosen), frozenset(oversized), frozenset(unfit))
 
 
@@ -184,5 +187,8 @@ def choose_moves(
 def find_interested(
     queues: Collection[str], others: Sequence[tuple[Collection[str], TriggererLoad]]
 ) -> list[TriggererLoad]:
-    """Return the loads of the triggerers that serve some of these queues; without queues they serve all."""
-    return [load for served, load in others if not queues or not served or set(queues) & set(served)]
+    """Return the loads of the triggerers that serve all of these queues; without queues they serve every one.
+
+    One that serves only a part of them cannot take every trigger that another leaves to it.
+    """
+    return [load for served, load in others if not served or (queues and set(queues) <= set(served))]

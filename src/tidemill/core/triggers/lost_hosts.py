@@ -4,7 +4,8 @@ Theory of operation. When a host is lost, no process is left that could say whic
 counts a death for every trigger that ran there. One loss has many causes; from the second one on a trigger is a
 suspect, which triggerers run only as a trial, in a process of its own. A trial takes half of the suspects with the most
 deaths: a trigger that kills every host it runs on is always among those. If the host of a trial is lost, too, its half
-has one more death, and is halved again. Suspects whose trial lives long enough are cleared.
+has one more death, and is halved again. Suspects whose trial lives long enough are cleared. A triggerer tries
+another half beside a trial that has lived for a while, and later all that is left, because a trial may last for hours.
 
 `core.triggers.suspects` does the same within one host, whose deaths a surviving parent sees.
 
@@ -28,8 +29,11 @@ from tidemill.core.triggers.suspects import (
 
 #: The shortest trial: a service on a busy machine needs some seconds to start.
 SHORTEST_TRIAL_SECONDS = 10.0
-#: A triggerer begins a second trial beside one that has lived this long, so that no suspect waits longer.
+#: A triggerer begins a second trial beside one that has lived this long.
 SECOND_TRIAL_SECONDS = 60.0
+#: A triggerer tries all suspects that two trials have left when the second one has lived this long. None waits longer,
+#: except triggers of a stream that is being tried.
+REST_TRIAL_SECONDS = 600.0
 #: Deaths further apart than this, in microseconds, do not add up.
 FORGET_US = round(FORGET_SECONDS * 1e6)
 #: The hosts that must be lost while they try a trigger alone.
@@ -89,25 +93,35 @@ def find_alone(trials: Sequence[LostTrial]) -> frozenset[int]:
     )
 
 
-def choose_trial(suspects: Sequence[FreeSuspect]) -> TrialPlan | None:
+def choose_trial(suspects: Sequence[FreeSuspect], most: int, *, takes_all: bool = False) -> TrialPlan | None:
     """Return the next trial: half of the suspects with the most deaths; None without suspects.
 
+    Args:
+        suspects: The suspects that no triggerer runs.
+        most: The number of triggers that a process runs at once.
+        takes_all: Whether to try all of them, so that none waits for the end of a long trial. The triggers of a single
+            stream are halved nevertheless.
+
     Example:
-        >>> choose_trial([FreeSuspect(1, 2, 0), FreeSuspect(2, 3, 0), FreeSuspect(3, 3, 20_000_000)])
+        >>> suspects = [FreeSuspect(1, 2, 0), FreeSuspect(2, 3, 0), FreeSuspect(3, 3, 20_000_000)]
+        >>> choose_trial(suspects, 100)
         TrialPlan(triggers=(2,), seconds=10.0)
+        >>> choose_trial(suspects, 100, takes_all=True)
+        TrialPlan(triggers=(1, 2, 3), seconds=40.0)
     """
     if not suspects:
         return None
-    most = max(one.deaths for one in suspects)
-    worst = sorted((one for one in suspects if one.deaths == most), key=lambda one: one.id)
+    deaths = max(one.deaths for one in suspects)
+    worst = sorted((one for one in suspects if takes_all or one.deaths == deaths), key=lambda one: one.id)
     units: dict[str | int, list[FreeSuspect]] = {}
     for one in worst:
         units.setdefault(one.id if one.stream is None else one.stream, []).append(one)
-    parts = [[one] for one in worst] if len(units) == 1 else list(units.values())
-    half = (len(worst) + 1) // 2
+    is_single = len(units) == 1
+    parts = [[one] for one in worst] if is_single else list(units.values())
+    room = len(worst) if takes_all and not is_single else (len(worst) + 1) // 2
     chosen: list[FreeSuspect] = []
     for part in sorted(parts, key=len, reverse=True):
-        if not chosen or len(chosen) + len(part) <= half:
+        if not chosen or len(chosen) + len(part) <= min(room, most):
             chosen += part
     lived_seconds = max(one.lived_us for one in chosen) / 1e6
     seconds = min(LONGEST_TRIAL_SECONDS, max(SHORTEST_TRIAL_SECONDS, 2 * lived_seconds))

@@ -195,6 +195,11 @@ class Suspects:
         """Whether one more trial may run beside those that there are."""
         return len(self._trials) < 2 and not (self._trials and self._in_turn)
 
+    @property
+    def may_adopt_rest(self) -> bool:
+        """Whether a last trial may run beside those that there are."""
+        return len(self._trials) < 3 and not (self._trials and self._in_turn)
+
     def adopt(self, triggers: Collection[int], seconds: float) -> None:
         """Try triggers that are suspects because other hosts were lost."""
         if not self._trials:

@@ -18,6 +18,7 @@ from tidemill.services.hosts.service import open_shared_store
 from tidemill.store.calls.call import Call
 from tidemill.store.calls.service_calls import CheckKey, ListSessions
 from tidemill.store.database import Database, StoreAwayError
+from tidemill.store.wire.remote import call_patiently
 
 T = TypeVar("T")
 
@@ -59,7 +60,11 @@ class StoreThread:
 
     async def _open(self) -> Database:
         store = await open_shared_store(self._settings, self._url)
-        await store.call(CheckKey())
+        try:
+            await call_patiently(store, CheckKey())
+        except BaseException:
+            await store.close()
+            raise
         return store
 
     async def call(self, request: Call[T]) -> T:

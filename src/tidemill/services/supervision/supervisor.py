@@ -92,11 +92,12 @@ class ServiceSupervisor:
         ]
         self.trials = Trials(
             store,
-            ["-m", _MODULES["triggerer"], *rest],
+            ["-m", _MODULES["triggerer"], *rest, *of_triggerer],
             os.environ,
             output,
             msgspec.structs.replace(session, kind="triggerer", trial=True),
             queues=tuple(triggerer.queues),
+            capacity=triggerer.capacity,
             silent_seconds=silent_seconds,
         )
 

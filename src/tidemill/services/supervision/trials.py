@@ -25,11 +25,12 @@ import structlog
 
 from tidemill.core.errors import RemoteError, TidemillError
 from tidemill.core.retry import JITTER_BITS, Backoff
-from tidemill.core.triggers.lost_hosts import SECOND_TRIAL_SECONDS
+from tidemill.core.triggers.lost_hosts import REST_TRIAL_SECONDS, SECOND_TRIAL_SECONDS
 from tidemill.core.triggers.suspects import ProcessEnd, Suspects, Trial, Verdict
 from tidemill.runtime.log.setup import throttle
 from tidemill.runtime.process.exitcode import BLOCKED
 from tidemill.services.sessions.beginning import begin_session
+from tidemill.services.sessions.releasing import release_rest
 from tidemill.services.supervision.child import Death, describe_exit, start_service, stop_service
 from tidemill.services.supervision.silence import wait_until_silent
 from tidemill.store.calls.service_calls import BeginSession, ListSessions, LoseSession
@@ -73,6 +74,7 @@ class Trials:
         output: The descriptor for standard output and standard error.
         about: The call that begins the session of a trial.
         queues: The queues whose suspects it takes from the store.
+        capacity: How many triggers a process runs at once.
         silent_seconds: A process without a heartbeat for this long hangs.
         look_seconds: The interval between looks for suspects in the store.
     """
@@ -86,10 +88,12 @@ class Trials:
         about: BeginSession,
         *,
         queues: tuple[str, ...] = ("default",),
+        capacity: int = 10_000,
         silent_seconds: float = math.inf,
         look_seconds: float = _LOOK_SECONDS,
     ) -> None:
         self._silent_seconds, self._queues, self._look_seconds = silent_seconds, queues, look_seconds
+        self._capacity = capacity
         # Whether suspects may be reserved for this process that it does not know.
         self._is_unsure = False
         # When the last trial began.
@@ -100,8 +104,9 @@ class Trials:
         self._changed = asyncio.Event()
         # Held from a decision until it is stored.
         self._deciding = asyncio.Lock()
-        # The last dead triggerer that was judged; its death is reported again if the store could not end its session.
-        self._judged = 0
+        # The last dead triggerer that was judged, and the verdict; its death is reported again if the store could not
+        # end its session.
+        self._judged = (0, False)
         self._attempts: dict[int, _Attempt] = {}
         # The number of consecutive processes that ended before they ran a trigger.
         self._failures = 0
@@ -119,10 +124,10 @@ class Trials:
         """
         owned = await self._store.call(ListOwnedTriggers(session))
         async with self._deciding:
-            if self._judged == session:
-                return True
-            self._judged = session
+            if self._judged[0] == session:
+                return self._judged[1]
             verdict = self._suspects.note_death(_build_end(owned, death.lived_seconds, death.at, death.killed))
+            self._judged = session, verdict.is_death
             if verdict.held:
                 log.warning(
                     "a trigger may have crashed the triggerer; its triggers continue in two separate processes",
@@ -159,10 +164,13 @@ class Trials:
             raise errors.exceptions[0] from None
 
     async def _take(self) -> None:
-        """Take suspects from the store for a trial, beside at most one other that has lived for a while."""
+        """Take suspects from the store for a trial, beside at most two others that have lived for a while."""
         async with self._deciding:
+            rest = not self._suspects.may_adopt
+            if rest and not self._suspects.may_adopt_rest:
+                return
             lived = asyncio.get_running_loop().time() - self._began
-            if not self._suspects.may_adopt or (self._attempts and lived < SECOND_TRIAL_SECONDS):
+            if self._attempts and lived < (REST_TRIAL_SECONDS if rest else SECOND_TRIAL_SECONDS):
                 return
             try:
                 if self._is_unsure:
@@ -170,7 +178,7 @@ class Trials:
                 if not await self._store.call(HasSuspects(self._queues)):
                     return
                 self._is_unsure = True
-                taken = await self._store.call(TakeSuspects(self._holder, self._queues))
+                taken = await self._store.call(TakeSuspects(self._holder, self._queues, self._capacity, rest))
                 self._is_unsure = False
             except RemoteError as error:
                 throttle(log, 60.0).warning("cannot look for suspects; retrying", error=str(error))
@@ -209,6 +217,7 @@ class Trials:
         session = await begin_session(self._store, self._about)
         await call_patiently(self._store, ReserveTriggers(self._holder, session, triggers))
         await call_patiently(self._store, LoseSession(session, is_death=False))
+        await release_rest(self._store)
 
     async def _try(self, trial: Trial, attempt: _Attempt) -> None:
         """Run a trial, and decide by its outcome."""
@@ -243,8 +252,10 @@ class Trials:
                     await self._judge(trial, session, owned, end, exit)
         finally:
             # Releases all triggers that the verdict does not hold back.
-            with contextlib.suppress(TidemillError):
+            with contextlib.suppress(TidemillError, TimeoutError):
                 await self._store.call(LoseSession(session, is_death=False))
+                async with asyncio.timeout(_DROP_SECONDS):
+                    await release_rest(self._store)
 
     async def _is_live(self, session: int) -> bool:
         return any(one.id == session for one in await call_patiently(self._store, ListSessions(self._about.kind)))

@@ -49,7 +49,7 @@ class BeginSession(Call[int], frozen=True):
     trial: bool = False
 
 
-#: How many triggers a transaction releases: those of a large triggerer would exceed the time of one transaction.
+#: How many tasks and triggers a transaction releases: those of a large triggerer would exceed the time of one.
 PART = 2_000
 
 
@@ -89,7 +89,7 @@ class StopSession(Call[bool], frozen=True):
 class EndSession(Call[bool], frozen=True):
     """End the session of a service that has stopped cleanly, and those that it supervised, and release their claims.
 
-    At most `PART` triggers are released at once; `ReleaseLeft` releases the others.
+    At most `PART` tasks and triggers are released at once; `ReleaseLeft` releases the others.
 
     False: it had already ended.
     """
@@ -102,7 +102,7 @@ class LoseSession(Call[bool], frozen=True):
     """End the session of a dead service, and those that it supervised: attempts are lost and triggers released.
 
     Unless the service had been told to stop, this counts as a death of its triggers, and may make them suspects. At
-    most `PART` triggers are released at once; `ReleaseLeft` releases the others.
+    most `PART` tasks and triggers are released at once; `ReleaseLeft` releases the others.
 
     False: it had already ended.
 
@@ -123,8 +123,8 @@ class LoseSession(Call[bool], frozen=True):
 class ReleaseLeft(Call[int], frozen=True):
     """Release a part of what sessions that have ended still hold; return how much: 0 once nothing is left.
 
-    The end of a session releases everything, except the tasks of runs that failed at that moment, and triggers above
-    `PART`.
+    The end of a session releases everything, except the tasks of runs that failed at that moment, and tasks and
+    triggers above `PART`.
     """
 
 

@@ -102,7 +102,7 @@ class KeepBatch(Call[None], frozen=True):
     clears_state: bool = False
 
 
-@answered_by("sessions.task_triggers:end_stream")
+@answered_by("sessions.stream_ends:end_stream")
 class EndStream(Call[OutcomeKind], frozen=True):
     """Report that the trigger of a stream returned, or raised `error`; see `FailTrigger`."""
 

@@ -96,7 +96,9 @@ class TriggererLoadRecord(msgspec.Struct, frozen=True, array_like=True):
 
 @answered_by("sessions.claims:list_loads", reads=True)
 class ListLoads(Call[tuple[TriggererLoadRecord, ...]], frozen=True):
-    """Return the loads of the other triggerers that serve some of these queues and have sent a heartbeat lately.
+    """Return the loads of the other triggerers that serve all of these queues and have sent a heartbeat lately.
+
+    None while a trigger that was handed over waits to be claimed.
 
     Attributes:
         session: The session of the triggerer that asks.
@@ -170,10 +172,14 @@ class TakeSuspects(Call[TakenSuspects], frozen=True):
     Attributes:
         session: The session.
         queues: The queues of the triggers.
+        most: The number of triggers that a process runs at once.
+        rest: Whether to take all of them, because the session has tried others for long; otherwise half of the worst.
     """
 
     session: int
     queues: tuple[str, ...]
+    most: int = 10_000
+    rest: bool = False
 
 
 @answered_by("sessions.deaths:clear_deaths")

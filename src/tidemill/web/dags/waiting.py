@@ -120,6 +120,8 @@ def list_alive(services: Sequence[ServiceRecord]) -> AliveServices:
             SeenService(one.kind, one.queues, one.quiet_us, one.id, each.held, one.capacity)
             for each in services
             for one in (each.session,)
+            # A process that supervises a triggerer runs no triggers itself.
+            if one.kind != "triggerer" or one.capacity
         ]
     )
 

@@ -317,7 +317,13 @@ class _Turns:
         if claim.start is not None and claim.start.rendered:
             await run.render(self._renderer)
         run.create()
-        error = await run.start_kill()
+        killing = run.start_kill()
+        try:
+            error = await asyncio.shield(killing)
+        except asyncio.CancelledError:
+            # At shutdown nothing is reported, so that another triggerer calls it.
+            killing.cancel()
+            raise
         await self._source.report_kill(claim, error)
 
     async def _wait(self) -> None:

@@ -84,7 +84,7 @@ class TaskSource:
         writer: Stores events.
         ended: Set once the store has answered that the session has ended.
         freed: Set when a trigger has ended.
-        exhausted: Set once a claim has returned fewer triggers than there was room for.
+        exhausted: Set once a claim has returned fewer triggers than there was room for, or there is no room.
         triggers: The triggers that are running.
         room: The triggers that wait until their events are handled.
         kills: Stopped triggers whose `on_kill` this process has to call, because their triggerer is gone.
@@ -126,6 +126,7 @@ class TaskSource:
         self._moving: dict[ClaimKey, str | None] = {}
         self._rests: dict[ClaimKey, float] = {}
         self._move_at = clock() + lease.beat_seconds
+        self._kill_at = 0.0
         self.kills: list[ClaimedTrigger] = []
         self._beats = False
         self._keeps = False
@@ -142,9 +143,13 @@ class TaskSource:
             RemoteError: The store cannot be reached; the next call repeats the claim.
             ServiceSessionEndedError: The session has ended.
         """
-        room = min(self.triggers.room, CLAIM_COUNT)
-        if not room and not self.triggers.is_over:
-            return []
+        room, now = min(self.triggers.room, CLAIM_COUNT), self._clock()
+        if not room:
+            self.exhausted.set()
+            # Stopped triggers whose `on_kill` must be called take no room.
+            if not self.triggers.is_over and (self._reserved or now < self._kill_at):
+                return []
+            self._kill_at = now + self._lease.beat_seconds
         if not self._repeated:
             self._request += 1
         self._repeated = True

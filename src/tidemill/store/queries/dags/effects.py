@@ -410,7 +410,9 @@ def stop_triggers(connection: Connection, stopped: Sequence[tuple[int, int, Trig
 def _kill_insert(dialect: str) -> Insert:
     """Have `on_kill` called for triggers that have run: by the session that runs them, or by any other one."""
     wanted = trigger.c.id.in_(select(IDS.build_source(dialect).c.id))
-    owner, now_us = trigger_cursor.c.session_id, bindparam("now_us", type_=BigInteger())
+    # A trigger that is only reserved for a session waits for its trial.
+    owner = case((trigger_cursor.c.claim_request.is_not(None), trigger_cursor.c.session_id))
+    now_us = bindparam("now_us", type_=BigInteger())
     values: dict[str, ColumnElement[Any]] = {
         "run": task_instance.c.run,
         "task": trigger.c.task_id,

@@ -10,7 +10,8 @@ import json
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, bindparam, delete, exists, insert, literal_column, select, text, update
+from sqlalchemy import Connection, Select, and_, bindparam, delete, exists, literal_column, select, text, update
+from sqlalchemy.dialects import postgresql, sqlite
 
 from tidemill.core.tasks.inputs import FileMissing
 from tidemill.core.tasks.missing_files import LackedFile, UnservedFile, describe_missing_file, find_unserved
@@ -54,7 +55,11 @@ def report_files(connection: Connection, request: ReportFiles, context: CallCont
         if stored.get(path) != kind
     ]
     if new:
-        connection.execute(insert(file_difference), new)
+        make: Any = postgresql.insert if find_dialect(connection) == "postgresql" else sqlite.insert
+        insertion = make(file_difference)
+        # The same report, whose answer was lost, may still be being stored.
+        values = {name: insertion.excluded[name] for name in ("difference", "since_us")}
+        connection.execute(insertion.on_conflict_do_update(index_elements=["session_id", "path"], set_=values), new)
 
 
 def list_differences(

@@ -59,10 +59,13 @@ _FRESH_US = 12_000_000
 _PATIENCE_US = 10_000_000
 #: How long a trigger is not handed over again.
 REST_US = 60_000_000
+_IS_REGISTERED = _TRIGGER.state == literal_column("'registered'")
 #: The capacity of a session that has none.
 _UNLIMITED = 1 << 40
 #: The number of triggers that join streams, per claim of a triggerer beyond its capacity.
 _JOINING = 500
+#: The number of triggers that waited for too long, per claim of a triggerer without a share.
+_LATE = 100
 #: The number of triggers of a stream that exceeds every capacity, per claim.
 _OVERSIZED = 20_000
 
@@ -83,7 +86,17 @@ def find_unreadable(rows: Iterable[Row[Any]], context: CallContext) -> list[int]
 def list_loads(connection: Connection, request: ListLoads, context: CallContext) -> tuple[TriggererLoadRecord, ...]:
     """Return how much other triggerers run; see `ListLoads`."""
     found = find_interested(request.queues, _list_others(connection, request.session, context.now_us))
+    if found and connection.execute(_select_moved(context.now_us)).first() is not None:
+        # The loads do not count what is on its way to them.
+        return ()
     return tuple(TriggererLoadRecord(*load) for load in found)
+
+
+def _select_moved(now_us: int) -> Select[Any]:
+    """Select a trigger that was handed over lately and that no session has claimed yet."""
+    moved = and_(_IS_REGISTERED, _TRIGGER.task_id.is_not(None), _CURSOR.moved_us >= now_us - 2 * _PATIENCE_US)
+    joined = select(_TRIGGER.id).join(trigger_cursor, _CURSOR.trigger_id == _TRIGGER.id)
+    return joined.where(and_(moved, (_CURSOR.session_id + 0).is_(None))).limit(1)
 
 
 def _list_others(connection: Connection, session: int, now_us: int) -> list[tuple[Collection[str], TriggererLoad]]:
@@ -109,9 +122,11 @@ def take_free(connection: Connection, request: ClaimTriggers, context: CallConte
         return []
     dialect = find_dialect(connection)
     wanted, given = select(IDS.build_source(dialect).c.id), IDS.build_parameters(dialect, build_id_rows(found))
-    # Read again now that cursors and streams are locked: triggers may have changed and streams may have been claimed in
-    # the meantime.
+    # Read again now that cursors and streams are locked: triggers may have changed, streams may have been claimed and
+    # deaths may have been counted in the meantime.
     still = and_(_TRIGGER.id.in_(wanted), _IS_REGISTERED, _build_unclaimed_stream(request.session))
+    if any_suspects(connection, context.now_us):
+        still = and_(still, build_unsuspected(context.now_us))
     found = list(connection.execute(select(_TRIGGER.id).where(still).order_by(_TRIGGER.id), given).scalars())
     given = IDS.build_parameters(dialect, build_id_rows(found))
     new = {"token": _CURSOR.token + 1, "session_id": request.session, "claim_request": request.request}
@@ -123,7 +138,6 @@ def take_free(connection: Connection, request: ClaimTriggers, context: CallConte
     return found
 
 
-_IS_REGISTERED = _TRIGGER.state == literal_column("'registered'")
 _reader = trigger.alias("reader")
 #: Whether some session reads the stream of a trigger.
 _IS_READ = and_(
@@ -189,10 +203,12 @@ def _choose(
     for _ in range(_LOOKS):
         room = limit - len(chosen)
         if room > 0:
-            # With a share of 0, the most urgent one is looked at: it may have waited for too long.
-            found = _lock_some(connection, free, min(room, max(share, 1)), skip, unfit)
-            if not share and any(row.changed_us < context.now_us - _PATIENCE_US for row in found):
-                share = 1
+            if share > 0:
+                found = _lock_some(connection, free, min(room, share), skip, unfit)
+            else:
+                late = _TRIGGER.changed_us < context.now_us - _PATIENCE_US
+                found = _lock_some(connection, [*free, late], min(room, _LATE), skip, unfit)
+                share = len(found)
             rows += found
         unreadable = set(find_unreadable(rows, context))
         keys = {row.stream_key for row in rows if row.stream_key is not None}

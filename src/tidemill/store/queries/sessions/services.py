@@ -18,13 +18,14 @@ from sqlalchemy import (
     bindparam,
     case,
     func,
-    insert,
     or_,
     select,
     union,
     update,
 )
+from sqlalchemy.dialects import postgresql, sqlite
 
+from tidemill.core.errors import InvariantError
 from tidemill.core.tasks.attempt import MAX_LOST
 from tidemill.core.tasks.inputs import Channel, Input, Lost, Returned
 from tidemill.core.tasks.task_row import TaskState
@@ -65,6 +66,8 @@ from tidemill.store.tables import service_session, trigger, trigger_cursor
 _SESSION, _TASK = service_session.c, task_instance.c
 #: The maximum number of ended sessions whose work one call releases.
 _LEFT = 20
+#: A prime: the remainders of ids are in another order for each seed.
+_SPREAD = 10007
 
 #: The advisory lock for starting a `dev` session ("tidemdev" in ASCII).
 _DEV_KEY = int.from_bytes(b"tidemdev", "big")
@@ -81,10 +84,8 @@ def begin_service_session(connection: Connection, request: BeginSession, context
 
     Sessions of kind `dev` start one after another, so that the one with the higher id sees the one with the lower id.
     """
-    if request.request:
-        begun = connection.execute(select(_SESSION.id).where(_SESSION.request == request.request)).scalar()
-        if begun is not None:
-            return int(begun)
+    if (begun := _find_begun(connection, request)) is not None:
+        return begun
     if request.kind == "dev" and find_dialect(connection) == "postgresql":
         connection.execute(select(func.pg_advisory_xact_lock(_DEV_KEY)))
     if request.parent is not None:
@@ -107,7 +108,22 @@ def begin_service_session(connection: Connection, request: BeginSession, context
         "request": request.request or None,
         "trial": int(request.trial),
     }
-    return int(connection.execute(insert(service_session).values(values).returning(_SESSION.id)).scalar_one())
+    dialect = find_dialect(connection)
+    insertion: Any = (postgresql.insert if dialect == "postgresql" else sqlite.insert)(service_session).values(values)
+    # The first request, whose answer was lost, may still be running; then the insertion waits for its end.
+    number = connection.execute(insertion.on_conflict_do_nothing().returning(_SESSION.id)).scalar()
+    begun = _find_begun(connection, request) if number is None else int(number)
+    if begun is None:
+        raise InvariantError("a session was neither begun nor found")
+    return begun
+
+
+def _find_begun(connection: Connection, request: BeginSession) -> int | None:
+    """Return the session that an earlier call with the same request has begun."""
+    if not request.request:
+        return None
+    begun = connection.execute(select(_SESSION.id).where(_SESSION.request == request.request)).scalar()
+    return None if begun is None else int(begun)
 
 
 def beat_service_session(connection: Connection, request: BeatSession, context: CallContext) -> bool:
@@ -159,7 +175,8 @@ def end_service_session(connection: Connection, request: EndSession | LoseSessio
     found = connection.execute(select(_SESSION.id).where(children).order_by(_SESSION.id)).scalars().all()
     # Lock services before tasks, as everywhere.
     ended = [number for number in found if end_session(connection, number, context.now_us, by, is_death=is_death)]
-    release_held(connection, [request.session, *ended], context, is_clean=isinstance(request, EndSession))
+    given = [request.session, *ended]
+    release_held(connection, given, context, is_clean=isinstance(request, EndSession), is_first=True)
     return True
 
 
@@ -171,11 +188,17 @@ def release_left(connection: Connection, request: ReleaseLeft, context: CallCont
     task, cursor, callback = _TASK.session_id, trigger_cursor.c.session_id, task_callback.c.session_id
     # `> 0` makes both databases search the indexes of what sessions hold.
     of_tasks = select(task).where(and_(task > 0, task.not_in(live), _TASK.state.in_(states)))
+    cleaner = _TASK.ending_triggerer
+    of_cleanups = select(cleaner).where(and_(cleaner > 0, cleaner.not_in(live)))
     running = task_callback.c.state == "running"
     of_callbacks = select(callback).where(and_(callback > 0, callback.not_in(live), running))
     joined = select(cursor).join(trigger, trigger.c.id == trigger_cursor.c.trigger_id)
     of_triggers = joined.where(and_(cursor > 0, cursor.not_in(live), trigger.c.task_id.is_not(None)))
-    found = connection.execute(union(of_tasks, of_callbacks, of_triggers).limit(_LEFT)).scalars().all()
+    holders = union(of_tasks, of_cleanups, of_callbacks, of_triggers).subquery()
+    number = holders.c[0]
+    # In another order each time, so that sessions that keep tasks of broken runs do not hide others.
+    order = (number * 7919 + context.now_us % _SPREAD) % _SPREAD
+    found = connection.execute(select(number).order_by(order, number).limit(_LEFT)).scalars().all()
     return release_held(connection, sorted(found), context) if found else 0
 
 
@@ -236,9 +259,14 @@ def describe_services(
 
 
 def release_held(
-    connection: Connection, sessions: Sequence[int], context: CallContext, *, is_clean: bool = False
+    connection: Connection,
+    sessions: Sequence[int],
+    context: CallContext,
+    *,
+    is_clean: bool = False,
+    is_first: bool = False,
 ) -> int:
-    """Release what ended sessions hold, but at most `PART` triggers; return how much was released.
+    """Release what ended sessions hold, but at most `PART` tasks and as many triggers; return how much was released.
 
     Everything of one kind is released at once, because transactions lock all runs before all cursors.
 
@@ -247,6 +275,8 @@ def release_held(
         sessions: The sessions.
         context: The transaction's context.
         is_clean: Whether they have ended cleanly. A session that had been told to stop counts as such.
+        is_first: Whether this transaction has ended a service with all that it supervised, of which nothing has been
+            released before. Only then it is known which triggers were tried alone.
     """
     if not sessions:
         return 0
@@ -256,33 +286,55 @@ def release_held(
     held = and_(task_callback.c.session_id.in_(sessions), task_callback.c.state == "running")
     count += connection.execute(update(task_callback).where(held).values(build_lost_callback(context.now_us))).rowcount
     context.bells |= {Channel.WORKER, Channel.TRIGGERER}
-    statement = (
-        select(trigger_cursor.c.trigger_id, trigger_cursor.c.session_id, trigger_cursor.c.claim_request)
-        .join(trigger, trigger_cursor.c.trigger_id == trigger.c.id)
-        .where(and_(trigger_cursor.c.session_id.in_(sessions), trigger.c.task_id.is_not(None)))
-        .order_by(trigger_cursor.c.trigger_id)
-        .limit(PART)
-    )
-    triggers = connection.execute(statement).all()
+    trials = [row.id for row in rows if row.trial]
+    triggers = _lock_held(connection, sessions, trials)
     count_deaths(
         connection,
         [
-            LostSession(row.id, row.parent, bool(row.trial), max(0, row.beat_us - row.started_us))
+            LostSession(row.id, row.parent, bool(row.trial and is_first), max(0, row.beat_us - row.started_us))
             for row in rows
             if row.lost
         ],
-        [HeldTrigger(*one) for one in triggers],
+        triggers,
         context.now_us,
     )
-    free_triggers(connection, [one.trigger_id for one in triggers], sessions, context)
+    free_triggers(connection, [one.id for one in triggers], sessions, context)
     return count + len(triggers)
+
+
+def _lock_held(connection: Connection, sessions: Sequence[int], trials: Collection[int]) -> list[HeldTrigger]:
+    """Lock up to `PART` triggers that sessions own, those of trials before the others."""
+    columns = (trigger_cursor.c.trigger_id, trigger_cursor.c.session_id, trigger_cursor.c.claim_request)
+    owned = trigger_cursor.c.session_id.in_(sessions)
+    of_trial = case((trigger_cursor.c.session_id.in_(trials), 0), else_=1)
+    order = [of_trial] if trials else []
+    statement = (
+        select(trigger_cursor.c.trigger_id)
+        .join(trigger, trigger_cursor.c.trigger_id == trigger.c.id)
+        .where(and_(owned, trigger.c.task_id.is_not(None)))
+        .order_by(*order, trigger_cursor.c.trigger_id)
+        .limit(PART)
+    )
+    found = connection.execute(statement).scalars().all()
+    if not found:
+        return []
+    dialect = find_dialect(connection)
+    wanted = trigger_cursor.c.trigger_id.in_(select(IDS.build_source(dialect).c.id))
+    # Another service may release the same triggers at this moment: its transaction counts their deaths. The `+ 0` keeps
+    # SQLite from reading all triggers of the sessions.
+    owned = (trigger_cursor.c.session_id + 0).in_(sessions)
+    still = select(*columns).where(and_(wanted, owned)).order_by(trigger_cursor.c.trigger_id)
+    locked = still.with_for_update(of=trigger_cursor, key_share=True)
+    rows = connection.execute(locked, IDS.build_parameters(dialect, build_id_rows(found)))
+    return [HeldTrigger(*row) for row in rows]
 
 
 def _lose_tasks(connection: Connection, sessions: Sequence[int], clean: Collection[int], context: CallContext) -> int:
     states = (TaskState.RUNNING.value, TaskState.ENDING.value)
     held = and_(_TASK.session_id.in_(sessions), _TASK.state.in_(states))
     cleaning_up = select(_TASK.run, _TASK.id).where(_TASK.ending_triggerer.in_(sessions))
-    rows = connection.execute(union(select(_TASK.run, _TASK.id).where(held), cleaning_up)).all()
+    # A user may have stopped all tasks of a large triggerer just before it was lost.
+    rows = connection.execute(union(select(_TASK.run, _TASK.id).where(held), cleaning_up).limit(PART)).all()
     given = [(row.run, row.id) for row in rows]
     builds = {number: (_build_loss(number, is_clean=number in clean), f"service {number}") for number in sessions}
     return work_on_runs(connection, context, given, lambda tasks: move_all_held(connection, tasks, builds, context))

@@ -15,14 +15,16 @@ from sqlalchemy import ColumnElement, Connection, Select, and_, exists, literal_
 from tidemill.core.tasks.inputs import TriggerFailed
 from tidemill.core.triggers.lost_hosts import CULPRIT_LOSSES, FORGET_US, SUSPECT_LOSSES, FreeSuspect, choose_trial
 from tidemill.store.batches import find_dialect
+from tidemill.store.calls.stream_calls import EndStream
 from tidemill.store.calls.trigger_calls import HasSuspects, TakenSuspects, TakeSuspects
 from tidemill.store.context import CallContext
 from tidemill.store.queries.dags.tasks import draw_bits, move_tasks
 from tidemill.store.queries.sessions.services import check_session
+from tidemill.store.queries.sessions.stream_ends import end_stream
 from tidemill.store.queries.sessions.stream_locks import try_lock_streams
 from tidemill.store.queries.triggers.cursors import IDS, build_id_rows
 from tidemill.store.records import TriggerState
-from tidemill.store.tables import trigger, trigger_cursor, trigger_death
+from tidemill.store.tables import trigger, trigger_cursor, trigger_death, trigger_stream
 
 log = structlog.get_logger(__name__)
 
@@ -45,7 +47,9 @@ def take_suspects(connection: Connection, request: TakeSuspects, context: CallCo
     """Reserve suspects for a trial; see `TakeSuspects`."""
     check_session(connection, request.session)
     free = _build_free(request.queues, context.now_us)
-    _fail_culprits(connection, free, context)
+    _fail_culprits(connection, free, request.session, context)
+    # A culprit that could not be failed yet is not tried again.
+    free = free.where(_DEATH.alone < CULPRIT_LOSSES)
     statement = free.order_by(_CURSOR.trigger_id).limit(_SUSPECTS).with_for_update(of=trigger_cursor, skip_locked=True)
     rows = connection.execute(statement).all()
     streams = try_lock_streams(connection, {row.stream_key for row in rows if row.stream_key is not None})
@@ -55,7 +59,7 @@ def take_suspects(connection: Connection, request: TakeSuspects, context: CallCo
         for row in rows
         if row.stream_key is None or (row.stream_key in streams and row.stream_key not in taken)
     ]
-    plan = choose_trial(suspects)
+    plan = choose_trial(suspects, request.most, takes_all=request.rest)
     if plan is None:
         return TakenSuspects()
     dialect = find_dialect(connection)
@@ -82,30 +86,41 @@ def _build_free(queues: Collection[str], now_us: int) -> Select[Any]:
             _DEATH.deaths,
             _DEATH.alone,
             _DEATH.lived_us,
+            _CURSOR.token,
             _TRIGGER.stream_key,
             _TRIGGER.task_id,
             _TRIGGER.epoch,
+            trigger_stream.c.trigger_id.label("streams"),
         )
         .select_from(trigger_death)
+        .join(trigger_stream, trigger_stream.c.trigger_id == _DEATH.trigger_id, isouter=True)
         .join(trigger_cursor, _CURSOR.trigger_id == _DEATH.trigger_id)
         .join(trigger, _TRIGGER.id == _DEATH.trigger_id)
         .where(free)
     )
 
 
-def _fail_culprits(connection: Connection, free: Select[Any], context: CallContext) -> None:
-    """Fail the tasks of triggers that were alone at the loss of several hosts."""
+def _fail_culprits(connection: Connection, free: Select[Any], session: int, context: CallContext) -> None:
+    """Fail the tasks of triggers that were alone at the loss of several hosts; of streams at most one."""
     rows = connection.execute(free.where(_DEATH.alone >= CULPRIT_LOSSES)).all()
     given = []
+    streams = []
     for row in rows:
         error = (
             f"the host that tried only this trigger was lost {row.alone} times in a row; a trigger must not kill the "
             "processes of its host, or use up its memory"
         )
         log.error("a trigger kills its hosts; failing its task", trigger=row.trigger_id, losses=row.deaths)
+        if row.streams is not None:
+            streams.append(EndStream(session, row.trigger_id, row.token, error))
+            continue
         request = f"deaths-{row.trigger_id}-{row.deaths}"
         given.append((row.task_id, TriggerFailed(row.epoch, error, draw_bits(), request)))
-    move_tasks(connection, given, context, "suspects")
+    if given:
+        move_tasks(connection, given, context, "suspects")
+    elif streams:
+        # The attempts of its task handle the end. Cursors are locked after tasks, so the others follow later.
+        end_stream(connection, min(streams, key=lambda one: one.trigger), context)
 
 
 def _find_read(connection: Connection, keys: Collection[str]) -> set[str]:

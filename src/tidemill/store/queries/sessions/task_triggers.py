@@ -25,7 +25,6 @@ from sqlalchemy import (
     update,
 )
 
-from tidemill.core.tasks.attempt import Already, Answer, Fenced, Moved
 from tidemill.core.tasks.endings import Failure, Skip, Success
 from tidemill.core.tasks.inputs import Input, TriggerEnded, TriggerFailed, TriggerFired, identify
 from tidemill.core.triggers.event_plan import Duplicate, EventRefusal, EventStored, NewEvent, StoreOutcome
@@ -56,16 +55,16 @@ from tidemill.store.queries.sessions.claims import REST_US, find_unreadable, tak
 from tidemill.store.queries.sessions.kills import claim_kills, settle_kills
 from tidemill.store.queries.sessions.reserved_triggers import take_reserved
 from tidemill.store.queries.sessions.services import check_session, free_triggers, lock_session
-from tidemill.store.queries.triggers.cursors import IDS, build_id_rows, lock_cursors
+from tidemill.store.queries.sessions.stream_ends import end_stream, find_trigger_tasks, finish_stream, name_answer
+from tidemill.store.queries.triggers.cursors import IDS, build_id_rows
 from tidemill.store.queries.triggers.events import store_events
+from tidemill.store.queries.triggers.sessions import is_session_live
 from tidemill.store.queries.triggers.triggers import make_storable
 from tidemill.store.records import TriggerState
 from tidemill.store.tables import service_session, trigger, trigger_cursor, trigger_stream
 
 _TRIGGER, _CURSOR, _TASK = trigger.c, trigger_cursor.c, task_instance.c
 _RUNNING = TriggerState.RUNNING.value
-#: The value of `trigger_stream.feeds` if the stream may not be empty.
-_NEEDS_EVENTS = 1
 _KINDS = {EventRefusal.UNKNOWN_TRIGGER: EventOutcomeKind.UNKNOWN, EventRefusal.FENCED: EventOutcomeKind.FENCED}
 _answers = msgspec.json.Encoder().encode
 _read_ending = msgspec.json.Decoder(EventEnding).decode
@@ -159,7 +158,7 @@ def _build_claimed(row: Row[Any], start: StartClaim | None, context: CallContext
         row.next_due_us,
         start,
         row.handled is not None,
-        rests_us=0 if row.moved_us is None else max(0, row.moved_us + REST_US - context.now_us),
+        rests_us=0 if row.moved_us is None else min(REST_US, max(0, row.moved_us + REST_US - context.now_us)),
     )
 
 
@@ -185,7 +184,7 @@ def store_and_resume(
     connection: Connection, events: Sequence[NewEvent], context: CallContext, max_undelivered: int = 0
 ) -> list[StoreOutcome]:
     """Store events and resume the tasks whose triggers fired for the first time."""
-    tasks = _find_tasks(connection, {event.trigger_id for event in events})
+    tasks = find_trigger_tasks(connection, {event.trigger_id for event in events})
     streams = {number: row for number, row in tasks.items() if row.streams is not None}
     # An event of a stream locks no task, unless it ends one that no attempt will end.
     ending = {event.trigger_id for event in events if event.ending is not None}
@@ -248,7 +247,7 @@ def _note_streamed(
         if event.ending is not None and event.trigger_id in streams and isinstance(outcome, EventStored):
             endings.setdefault(event.trigger_id, (outcome.sequence_index, event.ending))
     for number in note_endings(connection, endings, context):
-        _finish(connection, number, None, context)
+        finish_stream(connection, number, None, context)
     undelivered = note_events(connection, streams, context, max_undelivered)
     return [
         EventStored(outcome.sequence_index, undelivered[event.trigger_id])
@@ -273,24 +272,6 @@ def _build_input(epoch: int, event: NewEvent) -> TriggerFired | TriggerEnded:
     return TriggerEnded(epoch, ending, said.xcoms, draw_bits(), request)
 
 
-def _find_tasks(connection: Connection, ids: Collection[int]) -> dict[int, Row[Any]]:
-    dialect = find_dialect(connection)
-    wanted = and_(_TRIGGER.id.in_(select(IDS.build_source(dialect).c.id)), _TRIGGER.task_id.is_not(None))
-    statement: Select[Any] = (
-        select(
-            _TRIGGER.id,
-            _TRIGGER.task_id,
-            _TRIGGER.epoch,
-            trigger_stream.c.trigger_id.label("streams"),
-            trigger_stream.c.feeds,
-        )
-        .join(trigger_stream, trigger_stream.c.trigger_id == _TRIGGER.id, isouter=True)
-        .where(wanted)
-    )
-    rows: Sequence[Row[Any]] = connection.execute(statement, IDS.build_parameters(dialect, build_id_rows(ids))).all()
-    return {row.id: row for row in rows}
-
-
 def _build_outcome(outcome: StoreOutcome) -> EventOutcome:
     match outcome:
         case EventStored(index, undelivered):
@@ -304,7 +285,7 @@ def _build_outcome(outcome: StoreOutcome) -> EventOutcome:
 def fail_trigger(connection: Connection, request: FailTrigger, context: CallContext) -> OutcomeKind:
     """Fail the task of a trigger that raised or ended without an event; see `FailTrigger`."""
     check_session(connection, request.session)
-    rows = _find_tasks(connection, [request.trigger])
+    rows = find_trigger_tasks(connection, [request.trigger])
     if not rows:
         return OutcomeKind.REFUSED
     row = rows[request.trigger]
@@ -323,46 +304,7 @@ def fail_trigger(connection: Connection, request: FailTrigger, context: CallCont
     answers = board.give_all([(row.task_id, given)], "trigger")
     close_board(board)
     connection.execute(update(trigger).where(_TRIGGER.id == request.trigger).values(error=error))
-    return _name(answers[0])
-
-
-def end_stream(connection: Connection, request: EndStream, context: CallContext) -> OutcomeKind:
-    """Store the end of a stream; see `EndStream`."""
-    check_session(connection, request.session)
-    row = _find_tasks(connection, [request.trigger]).get(request.trigger)
-    board = Board(connection, context)
-    if row is not None and row.feeds:
-        board.lock([row.task_id])
-    counters = lock_cursors(connection, [request.trigger])
-    counter = counters.get(request.trigger)
-    if counter is None or counter.token != request.token:
-        return OutcomeKind.FENCED
-    mine = and_(trigger_stream.c.trigger_id == request.trigger, trigger_stream.c.ended_us.is_(None))
-    new = {"ended_us": context.now_us, "error": make_storable(request.error)}
-    if not connection.execute(update(trigger_stream).where(mine).values(new)).rowcount:
-        return OutcomeKind.ALREADY
-    _finish(connection, request.trigger, make_storable(request.error), context)
-    if row is not None and row.feeds:
-        error = make_storable(request.error)
-        if error is None and not counter.next_index and row.feeds == _NEEDS_EVENTS:
-            error = "the stream ended without an event; set allow_empty_stream on the operator if that may happen"
-        name = f"trigger-{request.trigger}-{request.token}"
-        given: Input = TriggerEnded(row.epoch, Success(), (), draw_bits(), name)
-        if error is not None:
-            given = TriggerFailed(row.epoch, error, draw_bits(), name)
-        answers = board.give_all([(row.task_id, given)], "trigger")
-        close_board(board)
-        return _name(answers[0])
-    note_events(connection, [request.trigger], context)
-    return OutcomeKind.MOVED
-
-
-def _finish(connection: Connection, number: int, error: str | None, context: CallContext) -> None:
-    """End the trigger of a stream: it is not claimed again, and its events stay until its task has handled them."""
-    state = TriggerState.FINISHED if error is None else TriggerState.FAILED
-    row = {"state": state.value, "changed_us": context.now_us, "error": error}
-    connection.execute(update(trigger).where(_TRIGGER.id == number).values(row))
-    connection.execute(update(trigger_cursor).where(_CURSOR.trigger_id == number).values(session_id=None))
+    return name_answer(answers[0])
 
 
 def _recognise(connection: Connection, row: Row[Any], given: TriggerFailed) -> OutcomeKind:
@@ -373,21 +315,17 @@ def _recognise(connection: Connection, row: Row[Any], given: TriggerFailed) -> O
     return OutcomeKind.ALREADY if left == identify(given) else OutcomeKind.FENCED
 
 
-def _name(answer: Answer | None) -> OutcomeKind:
-    if isinstance(answer, Moved):
-        return OutcomeKind.MOVED
-    if isinstance(answer, Already):
-        return OutcomeKind.ALREADY
-    return OutcomeKind.FENCED if isinstance(answer, Fenced) else OutcomeKind.REFUSED
-
-
 def release_triggers(connection: Connection, request: ReleaseTriggers, context: CallContext) -> int:
     """Release triggers; see `ReleaseTriggers`."""
+    if not is_session_live(connection, request.session):
+        return 0  # its end releases everything
     held = dict(request.triggers)
-    note_cleaned_up(connection, request.session, held, context, request.killed)
+    _end_waits(connection, request.session, held, context)
     rows = _fetch_held(connection, held)
     mine = [row.trigger_id for row in rows if row.session_id == request.session and row.token == held[row.trigger_id]]
     free_triggers(connection, mine, [request.session], context, moves=request.moves)
+    # Read once the cursors are locked: until then a user may have stopped some of them.
+    settle_kills(connection, request.session, held, set(request.killed), context)
     return len(mine)
 
 
@@ -407,6 +345,12 @@ def note_cleaned_up(
         context: The transaction's context.
         killed: Those whose `on_kill` was called or is not needed; another session calls it for the others.
     """
+    _end_waits(connection, number, triggers, context)
+    settle_kills(connection, number, triggers, set(killed), context)
+
+
+def _end_waits(connection: Connection, number: int, triggers: Collection[int], context: CallContext) -> None:
+    """Unblock the tasks that waited for a session to stop triggers."""
     newer = trigger.alias("newer")
     last = ~exists(select(newer.c.id).where(and_(newer.c.task_id == _TRIGGER.task_id, newer.c.epoch > _TRIGGER.epoch)))
     dialect = find_dialect(connection)
@@ -416,19 +360,21 @@ def note_cleaned_up(
     statement = select(_TASK.id).join(trigger, _TRIGGER.task_id == _TASK.id).where(and_(wanted, waiting))
     found = connection.execute(statement, IDS.build_parameters(dialect, build_id_rows(triggers))).scalars().all()
     end_cleanups(connection, found, number, context, f"triggerer {number}")
-    settle_kills(connection, number, triggers, set(killed), context)
 
 
 def find_stopped(connection: Connection, request: HeldTriggers, context: CallContext) -> tuple[StoppedTrigger, ...]:
     """Return the triggers that a service must stop, with the reasons; see `HeldTriggers`."""
     rows = {row.trigger_id: row for row in _fetch_held(connection, dict(request.held))}
+    live = and_(service_session.c.id == request.session, service_session.c.ended_us.is_(None))
+    is_live = connection.execute(select(service_session.c.id).where(live)).first() is not None
     stopped = []
     for number, token in request.held:
         row = rows.get(number)
         if row is not None and row.session_id == request.session and row.token == token:
             continue
-        # A token that has risen further belongs to a later claim, whose owner is told the reason.
-        is_own = row is not None and row.token == token + 1
+        # A token that has risen further belongs to a later claim, whose owner is told the reason. What an ended session
+        # was stopping is left to another one.
+        is_own = is_live and row is not None and row.token == token + 1
         is_over = row is not None and row.state not in (_RUNNING, TriggerState.REGISTERED.value)
         reason = row.reason if row is not None and is_own and is_over else None
         stopped.append(StoppedTrigger(number, token, reason or "hand-over"))

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, select
+from sqlalchemy import Connection, Select, and_, case, select
 
 from tidemill.core.triggers.event_plan import Counter
 from tidemill.store.batches import RowSet, find_dialect
@@ -50,6 +50,8 @@ def build_lock_statement(wanted: Select[int]) -> Select[int, int, int]:
 def find_triggerers(connection: Connection, tasks: Collection[tuple[int, int]]) -> dict[int, int]:
     """Lock the triggers of deferred tasks, given as task and epoch, and return the session that runs each of them.
 
+    A trigger that waits for its trial does not run, although it is reserved for a session.
+
     The caller must have locked the tasks and their runs; afterwards it may still lock other tasks of those runs.
     """
     if not tasks:
@@ -64,7 +66,7 @@ def _triggerers(dialect: str) -> Select[Any]:
     given = _DEFERRED.build_source(dialect)
     same = and_(trigger.c.task_id == given.c.task, trigger.c.epoch == given.c.epoch)
     return (
-        select(trigger.c.task_id, trigger_cursor.c.session_id)
+        select(trigger.c.task_id, case((trigger_cursor.c.claim_request.is_not(None), trigger_cursor.c.session_id)))
         .join(given, same)
         .join(trigger_cursor, trigger_cursor.c.trigger_id == trigger.c.id)
         .order_by(trigger_cursor.c.trigger_id)
