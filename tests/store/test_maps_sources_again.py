@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
+from sqlalchemy import Connection
 from tests.store.dags import Player, dag, task
 from tests.store.test_maps import end, list_elements, literal, mapped
 
@@ -15,6 +17,8 @@ from tidemill.store.calls.run_calls import RunRecord
 from tidemill.store.calls.task_calls import EmitItems, GetValuePage
 from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt
 from tidemill.store.database import Database
+from tidemill.store.queries.dags.map_backlog import read_size
+from tidemill.store.queries.dags.map_items import find_changes, read_range, replace_items
 
 KINDS = pytest.mark.parametrize("kind", ["xcom", "generator"])
 
@@ -172,3 +176,21 @@ async def test_of_combined_sources_elements_keep_results_only_if_their_number_ha
     await feed(player, await player.claim_one(), "xcom", ("1", "3"))
 
     assert len(await play(player)) == ran
+
+
+async def test_all_items_of_a_long_list_change_in_one_transaction(database: Database) -> None:
+    count = 6_000
+    for turn in range(3):
+        values = [f'"{turn} {number}"' for number in range(count - turn)]
+        # A transaction over PostgreSQL that takes longer never succeeds.
+        async with asyncio.timeout(10):
+            await database.write(lambda c, turn=turn, values=values: replace_items(c, 7, "k", values, turn))  # type: ignore[misc]
+
+    def read(connection: Connection) -> tuple[list[str], dict[tuple[int, str, int], int], int]:
+        changes = find_changes(connection, [(7, "k", 0), (7, "k", count - 3)])
+        return read_range(connection, 7, "k", 0, count), changes, read_size(connection, 7, "k", count - 2)
+
+    found, changes, size = await database.read(read)
+    assert found == [f'"2 {number}"' for number in range(count - 2)]
+    assert changes == {(7, "k", 0): 2, (7, "k", count - 3): 2}
+    assert size == sum(map(len, found))

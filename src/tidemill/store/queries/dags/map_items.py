@@ -15,11 +15,10 @@ from typing import Any
 
 from sqlalchemy import (
     Connection,
-    Delete,
     Executable,
+    FromClause,
     Insert,
     Select,
-    Update,
     and_,
     bindparam,
     delete,
@@ -286,31 +285,31 @@ def _overwrite_items(
         _overwrite.fetch(connection, {**given, "item_task": task, "item_key": key})
     if changed:
         notes = _NOTES.build_parameters(dialect, [(number, str(now_us)) for number in changed])
-        _forget.fetch(connection, {**notes, "item_task": task, "item_key": key + _CHANGES})
         _note.fetch(connection, {**notes, "item_task": task, "item_key": key + _CHANGES})
 
 
 @Statement
-def _overwrite(dialect: str) -> Update:
+def _overwrite(dialect: str) -> Executable:
     given = _CHANGED.build_source(dialect)
-    mine = and_(_ITEM.task == bindparam("item_task"), _ITEM.key == bindparam("item_key"))
-    same = and_(mine, _ITEM.number == given.c.number)
-    return update(map_item).where(same).values(value=given.c.value, size_up_to=given.c.size_up_to)
+    return _build_upsert(dialect, given, "value", "size_up_to")
 
 
 @Statement
-def _forget(dialect: str) -> Delete:
-    given = _NOTES.build_source(dialect)
-    mine = and_(_ITEM.task == bindparam("item_task"), _ITEM.key == bindparam("item_key"))
-    return delete(map_item).where(and_(mine, _ITEM.number.in_(select(given.c.number))))
+def _note(dialect: str) -> Executable:
+    return _build_upsert(dialect, _NOTES.build_source(dialect), "value")
 
 
-@Statement
-def _note(dialect: str) -> Insert:
-    given = _NOTES.build_source(dialect)
+def _build_upsert(dialect: str, given: FromClause, *names: str) -> Executable:
+    """Build the statement that stores items, or new values of them.
+
+    It looks each one up by its key. An UPDATE with a join compares all items of the source with all given ones.
+    """
     mine = bindparam("item_task", type_=_ITEM.task.type), bindparam("item_key", type_=_ITEM.key.type)
-    rows = select(*mine, given.c.number, given.c.value).order_by(given.c.position)
-    return insert(map_item).from_select(["task", "key", "number", "value"], rows)
+    rows = select(*mine, given.c.number, *[given.c[name] for name in names]).where(literal(1) == 1)
+    insert_into = (postgresql if dialect == "postgresql" else sqlite).insert
+    statement = insert_into(map_item).from_select(["task", "key", "number", *names], rows.order_by(given.c.position))
+    new = {name: statement.excluded[name] for name in names}
+    return statement.on_conflict_do_update(index_elements=["task", "key", "number"], set_=new)  # type: ignore[no-any-return]
 
 
 def find_changes(connection: Connection, items: Iterable[tuple[int, str, int]]) -> dict[tuple[int, str, int], int]:

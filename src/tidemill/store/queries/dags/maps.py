@@ -90,7 +90,7 @@ _TASK = task_instance.c
 
 _BY = "scheduler"
 _INDEXES = RowSet("new_elements", map_index=int)
-_LABELS = RowSet("chunk_labels", map_index=int, label=str)
+_LABELS = RowSet("chunk_labels", run=int, task_id=str, map_index=int, label=str)
 #: The decisions of a follower over an element that it does not run.
 _READINESS = {TaskState.SKIPPED: Readiness.SKIP, TaskState.UPSTREAM_FAILED: Readiness.FAIL}
 #: The sources of a map that follows another one; its items are the XComs of the elements with its indexes.
@@ -635,16 +635,19 @@ def _name_chunks(connection: Connection, head: TaskEntry, stored: StoredMap, cre
     assert mapped is not None
     total, _ = look_at_sources(connection, head, read_sources(stored.sources))
     found = find_ranges(connection, head.id, mapped, total, created)
-    rows = [(index, f"items {items.start}-{items.stop - 1}") for index, items in sorted(found.items())]
+    rows = [
+        (head.run.id, head.task_id, index, f"items {items.start}-{items.stop - 1}")
+        for index, items in sorted(found.items())
+    ]
     if rows:
-        given = _LABELS.build_parameters(find_dialect(connection), rows)
-        _label.fetch(connection, {**given, "of_run": head.run.id, "of_task": head.task_id})
+        _label.fetch(connection, _LABELS.build_parameters(find_dialect(connection), rows))
 
 
 @Statement
 def _label(dialect: str) -> Executable:
     given = _LABELS.build_source(dialect)
-    mine = and_(_TASK.run == bindparam("of_run"), _TASK.task_id == bindparam("of_task"))
+    # If run and task were parameters, PostgreSQL would compare all elements with the given ones.
+    mine = and_(_TASK.run == given.c.run, _TASK.task_id == given.c.task_id)
     return update(task_instance).where(and_(mine, _TASK.map_index == given.c.map_index)).values(label=given.c.label)
 
 
