@@ -8,6 +8,7 @@ import pytest
 from cryptography.fernet import Fernet
 from sqlalchemy import Connection, text
 from tests.store.dags import Player, dag, task
+from tests.store.test_streams import Stream
 
 from tidemill.core.errors import RemoteError
 from tidemill.core.tasks.endings import Deferral, Success
@@ -202,3 +203,13 @@ async def test_a_full_disk_is_nobodys_fault_and_all_goes_on_when_there_is_room(t
     await player.schedule()
     assert (await player.run(run)).state == "success"
     await store.close()
+
+
+async def test_a_stream_of_a_run_that_cannot_be_read_keeps_no_scheduler_busy(player: Player) -> None:
+    stream = await Stream(player).begin()
+    await stream.fire("0")
+    await damage(player, UNREADABLE.replace("bad", "dag"))
+    answer = await player.store.call(SchedulerTurn(player.scheduler))
+    assert answer.broken_runs == (stream.run.id,)
+    answer = await player.store.call(SchedulerTurn(player.scheduler, skip_runs=answer.broken_runs))
+    assert (answer.more, answer.again, answer.skipped) == (False, False, False)

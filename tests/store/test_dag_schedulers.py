@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator
 
 import asyncpg
 import pytest
-from tests.store.dags import Player, dag, encode, task
+from tests.store.dags import Player, dag, encode, mapped, task
 from tests.store.server import PostgresServer
 from tests.store.test_streams import Stream
 
+from tidemill.core.tasks.endings import Success
 from tidemill.core.tasks.structure import ScheduleStructure
 from tidemill.store.calls.dag_calls import PauseDag
 from tidemill.store.calls.run_calls import CancelRun, CreateRun, ListRuns
@@ -93,6 +94,23 @@ async def test_a_pool_or_a_limited_dag_that_is_locked_delays_no_other(
     await slow.execute("COMMIT")
     assert not (await players[1].schedule()).skipped
     assert [(await players[1].states(run))["a"] for run in runs] == ["queued", "queued"]
+
+
+async def test_a_stopped_run_that_is_locked_delays_no_map(players: list[Player], slow: asyncpg.Connection) -> None:
+    await players[0].create(dag(task("a"), mapped("m", "a"), id="two"))
+    attempt = await players[0].claim_one()
+    stopped = await players[0].create(dag(*(task(f"t{number}") for number in range(501)), id="one"))
+    await players[0].store.call(CancelRun("one", stopped.run_id, "tester"))
+    await slow.execute(f"SELECT FROM dag_run WHERE id = {stopped.id} FOR UPDATE")
+    await players[0].report(attempt, Success(), xcoms=(("return_value", "[1,2]"),))
+
+    async with asyncio.timeout(30):
+        await players[1].schedule()
+
+    assert [one.task_id for one in (await players[1].turn(capacity=2, queues=("default",))).claimed] == ["m", "m"]
+    await slow.execute("COMMIT")
+    await players[1].schedule()
+    assert (await players[1].run(stopped)).state == "failed"
 
 
 async def test_schedulers_at_once_create_one_run_of_each_due_time(players: list[Player]) -> None:

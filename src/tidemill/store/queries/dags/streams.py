@@ -335,8 +335,12 @@ def _hold(dialect: str) -> Update:
     return update(trigger_stream).where(_STREAM.trigger_id.in_(select(IDS.build_source(dialect).c.id))).values(ready=2)
 
 
-IS_READY = exists().where(_STREAM.ready == literal_column("1"))
-IS_HELD = exists().where(_STREAM.ready == literal_column("2"))
+def has_marked(mark: str, of_tasks: Sequence[ColumnElement[bool]]) -> ColumnElement[bool]:
+    """Build the condition that a stream is marked. `of_tasks`: conditions on its task."""
+    marked = _STREAM.ready == literal_column(mark)
+    if not of_tasks:
+        return exists().where(marked)
+    return exists(select(_STREAM.trigger_id).join(task_instance, _TASK.id == _STREAM.task).where(marked, *of_tasks))
 
 
 def release_streams(connection: Connection, context: CallContext, skip: Collection[int] = ()) -> int:

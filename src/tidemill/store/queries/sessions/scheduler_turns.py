@@ -40,7 +40,7 @@ from tidemill.store.queries.dags.map_turns import expand_maps
 from tidemill.store.queries.dags.run_starts import start_waiting_runs
 from tidemill.store.queries.dags.runs import IS_QUEUED, IS_RUNNING, stop_runs
 from tidemill.store.queries.dags.schedule import create_due_runs, select_next_due
-from tidemill.store.queries.dags.streams import IS_HELD, IS_READY, release_streams, resume_streams
+from tidemill.store.queries.dags.streams import has_marked, release_streams, resume_streams
 from tidemill.store.queries.dags.tasks import close_board, draw_bits, move_tasks, tell_maps
 from tidemill.store.queries.dags.transition import Board
 from tidemill.store.queries.isolation import work_on_runs
@@ -69,12 +69,13 @@ def take_scheduler_turn(connection: Connection, turn: SchedulerTurn, context: Ca
     skip = turn.skip_runs
     # A SQLite file has one writer, so nothing is locked.
     shared = find_dialect(connection) == "postgresql"
-    if shared and _is_turn_of_maps(work, now_us):
-        return _expand(connection, turn, context, work, cuts=cuts)
     if shared:
         context.untold = []
     # A failed element may have stopped its run when its map was expanded; what has not started must not be admitted.
     stopped = _stop_runs(connection, context, skip) if shared and work.stops else 0
+    if shared and not stopped and _is_turn_of_maps(work, now_us):
+        context.untold = None
+        return _expand(connection, turn, context, work, cuts=cuts)
     created = create_due_runs(connection, context, _RUNS, turn.skip_dags) if _is_due(work.dags_us, now_us) else 0
     # Decide tasks before starting runs, so that runs whose tasks cannot start are known.
     decided = _decide_pending(connection, context, turn.limit, skip) if work.pending else 0
@@ -122,9 +123,9 @@ def take_scheduler_turn(connection: Connection, turn: SchedulerTurn, context: Ca
 
 def _is_turn_of_maps(work: _Work, now_us: int) -> bool:
     """Whether a turn expands maps, and does nothing else that locks tasks; with other work, every second one does."""
-    others = work.queued or work.pending or work.blocked or work.streams or work.held
+    others = work.queued or work.pending or work.blocked or work.streams or work.held or work.unserved
     others = others or any(_is_due(time, now_us) for time in work.times)
-    return work.maps and not work.stops and not (others and now_us & 1)
+    return work.maps and not (others and now_us & 1)
 
 
 def _expand(
@@ -218,8 +219,8 @@ def _work(dialect: str, skips: bool) -> Select[Any]:
         or_(scheduled, returning).label("scheduled"),
         exists().where(and_(_IS_MARKED_MAP, *of_maps)).label("maps"),
         exists(blocked.where(_TASK.block == literal_column("1"))).label("blocked"),
-        IS_READY.label("streams"),
-        IS_HELD.label("held"),
+        has_marked("1", of_tasks).label("streams"),
+        has_marked("2", of_tasks).label("held"),
         build_overdue().label("unserved"),
     )
 
