@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import random
 from itertools import pairwise
 from typing import Any
 
@@ -596,6 +598,37 @@ async def test_what_a_database_refuses_fails_its_own_task_alone(player: Player) 
     tasks = await player.tasks(run)
     assert {name: one.state for name, one in tasks.items()} == dict.fromkeys(names[:3], "failed") | {"good": "success"}
     assert tasks["bad_error"].error == "broken\ufffd?"
+
+
+async def test_a_result_that_the_database_rejects_fails_its_own_task_alone(player: Player) -> None:
+    run = await player.create(dag(*[task(name) for name in "abc"]))
+    key = base64.b85encode(random.Random(1).randbytes(8000)).decode()
+    reports = [
+        AttemptReport(one.task, one.epoch, Success(), ((key, "1"),) if one.task_id == "b" else ())
+        for one in await player.claim()
+    ]
+
+    answer = await player.turn(*reports)
+
+    assert {one.kind for one in answer.outcomes} == {OutcomeKind.MOVED}
+    # The keys of an index of PostgreSQL are short.
+    of_b = "success" if player.store.exclusive else "failed"
+    assert await player.states(run) == {"a": "success", "b": of_b, "c": "success"}
+
+
+async def test_a_turn_that_cancels_queued_tasks_claims_others_and_callbacks(player: Player) -> None:
+    first = dag(task("a", callbacks=("on_failure",)), task("b"), task("c"), id="first", fail_fast=True)
+    await player.create(first)
+    await player.schedule()
+    (attempt,) = (await player.turn(capacity=1)).claimed
+    await player.create(dag(task("x"), id="second"))
+    await player.schedule()
+
+    failed = AttemptReport(attempt.task, attempt.epoch, Failure("no", may_retry=False))
+    claimed = (await player.turn(failed, capacity=2)).claimed
+
+    found = [(one.task_id, None if one.callback is None else one.callback.name) for one in claimed]
+    assert sorted(found, key=str) == [("a", "on_failure"), ("x", None)]
 
 
 async def test_a_structure_that_cannot_be_read_keeps_no_other_dag_from_running(player: Player) -> None:

@@ -15,7 +15,7 @@ from tidemill.store.calls.count_calls import CountStore
 from tidemill.store.calls.element_calls import ListElements
 from tidemill.store.calls.instance_calls import ClearTasks, ListTasks, MarkTasks, TaskRecord
 from tidemill.store.calls.run_calls import CancelRun, RunRecord, WatchRuns
-from tidemill.store.calls.service_calls import LoseSession
+from tidemill.store.calls.service_calls import LoseSession, SchedulerTurn
 from tidemill.store.calls.task_calls import EmitItems, GetValuePage
 from tidemill.store.calls.trigger_calls import ClaimTriggers, FiredEvent, StoreEvents
 from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt
@@ -284,6 +284,16 @@ async def test_fail_fast_ends_a_map_at_the_first_failure(player: Player) -> None
     await player.report(attempts[1], Success())
     await player.play()
     assert await end(player, run) == {"run": "failed", "m": "failed"}
+
+
+async def test_a_map_that_has_just_failed_fast_runs_again_if_it_is_cleared(player: Player) -> None:
+    run = await player.create(dag(mapped("m", literal(1)), fail_fast=True))
+    await player.report(await player.claim_one(), Failure("no"))
+    while (await player.run(run)).state == "running":
+        await player.store.call(SchedulerTurn(player.scheduler))
+    await player.store.call(ClearTasks(run.dag_id, run.run_id, ("m",), "tester"))
+    await player.play()
+    assert await end(player, run) == {"run": "success", "m": "success"}
 
 
 async def test_a_fail_fast_run_fails_although_the_tasks_after_its_map_are_skipped(player: Player) -> None:

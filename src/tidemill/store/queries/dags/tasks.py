@@ -133,13 +133,15 @@ def close_board(board: Board, *, stops: bool = True, writes: bool = True) -> Non
     Args:
         board: The board.
         stops: Whether to stop the tasks of runs that are being stopped; the scheduler does it otherwise.
-        writes: Whether to write the rows; otherwise the caller does it, and nothing else reads them before.
+        writes: Whether to write the rows. Otherwise the caller does it, and nothing else reads them before; those of
+            runs that are being stopped are written in any case.
     """
     board.settle()
     locked = [run for number, run in board.runs.items() if number in board.locked]
     for run in locked:
         if run.stop is not None and stops:
             _stop_some(board, run)
+            writes = True  # a worker that claims next must not find the tasks that are cancelled now
     for run in locked:
         if not run.unfinished and (run.state == "running" or (run.state == "queued" and run.reason)):
             end_run(board, run)
@@ -208,7 +210,8 @@ def end_run(board: Board, run: RunEntry) -> None:
             board.add_callback(DueCallback(run.id, None, 0, name, cause, "default"))
             board.context.bells.add(Channel.WORKER)
         board.context.bells.add(Channel.SCHEDULER)
-    run.state, run.ended_us, run.changed = state, board.context.now_us, True
+    # Nothing is left to stop; what a user clears now has to run.
+    run.state, run.ended_us, run.stop, run.changed = state, board.context.now_us, None, True
 
 
 def _find_stopping(board: Board, run: RunEntry) -> list[str]:

@@ -102,6 +102,7 @@ class Board:
         locked: The ids of the runs that this transaction has locked.
         tasks: The locked tasks by id.
         maps: The changes to the maps of mapped tasks.
+        wrote_callbacks: Whether callbacks were written.
     """
 
     connection: Connection
@@ -109,6 +110,7 @@ class Board:
     limit: int = LIMIT
     moved: int = 0
     left: bool = False
+    wrote_callbacks: bool = False
     runs: dict[int, RunEntry] = field(default_factory=dict)
     locked: set[int] = field(default_factory=set)
     tasks: dict[int, TaskEntry] = field(default_factory=dict)
@@ -545,6 +547,7 @@ class Board:
         """Write all changes except those of maps."""
         write_tasks(self.connection, self.tasks.values())
         effects, self._effects = self._effects, Effects()
+        self.wrote_callbacks = self.wrote_callbacks or bool(effects.callbacks)
         write_effects(self.connection, effects, self.context)
         write_runs(self.connection, self.runs.values(), self.locked)
 

@@ -61,15 +61,21 @@ def take_worker_turn(connection: Connection, turn: WorkerTurn, context: CallCont
     ends = [one.log_end for one in turn.reports] + [one.log_end for one in turn.callbacks]
     store_log_parts(connection, [part for part in ends if part is not None])
     # Reports that are written already may have made callbacks due.
-    due = found.due or board.has_callbacks or bool(turn.callbacks) or context.isolates
+    due = found.due or board.has_callbacks or board.wrote_callbacks or bool(turn.callbacks) or context.isolates
     if found.blocked or turn.blocked or board.has_callbacks:
-        board.flush_rows()  # what follows reads it; otherwise it is written together with the claims
+        _flush(board)  # what follows reads it; otherwise it is written together with the claims
     unblocked = move_blocked(connection, turn, found, context)
     claimed = claim_work(board, turn, found, len(unblocked), due=due)
-    board.flush_rows()
+    _flush(board)
     ended = tuple(one for one in turn.held if one not in found.live)
     tell_maps(connection, context)
     return WorkerAnswer(outcomes, claimed, ended, context.now_us, unblocked)
+
+
+def _flush(board: Board) -> None:
+    """Write the rows of the reports, of which the database may reject one, and of the claims."""
+    with isolate(board.connection, board.context):
+        board.flush_rows()
 
 
 def _store_reports(board: Board, turn: WorkerTurn, gone: Collection[int]) -> tuple[AttemptReportOutcome, ...]:
@@ -98,15 +104,19 @@ def _store_reports(board: Board, turn: WorkerTurn, gone: Collection[int]) -> tup
 def _store_one(
     connection: Connection, turn: WorkerTurn, report: AttemptReport, context: CallContext
 ) -> AttemptReportOutcome:
-    try:
-        with isolate(connection, context):
-            return _store_some(Board(connection, context), turn, (report,))[0]
-    except Exception as error:
-        if not is_fault_of_content(error):
-            raise
-        reason = f"cannot store the report: {describe_error(error)}"
-        log.exception("cannot store the report of an attempt; its task stays unchanged", task=report.task)
-        return AttemptReportOutcome(report.task, OutcomeKind.REFUSED, reason)
+    """Store a report alone; an attempt whose result cannot be stored has failed."""
+    reason = ""
+    failed = Failure("the result cannot be stored; the log of tidemill says why")
+    for given in (report, AttemptReport(report.task, report.epoch, failed, request=report.request)):
+        try:
+            with isolate(connection, context):
+                return _store_some(Board(connection, context), turn, (given,))[0]
+        except Exception as error:
+            if not is_fault_of_content(error):
+                raise
+            reason = f"cannot store the report: {describe_error(error)}"
+            log.exception("cannot store the report of an attempt", task=report.task)
+    return AttemptReportOutcome(report.task, OutcomeKind.REFUSED, reason)
 
 
 def _store_some(
