@@ -7,6 +7,7 @@ from sqlalchemy import func, select, update
 from tests.store.dags import Player, dag, task
 from tests.store.test_maps import end, mapped
 
+from tidemill.config.triggerer_settings import StoreSettings
 from tidemill.core.tasks.endings import Success
 from tidemill.core.tasks.structure import DagStructure, MapSource, ParamStructure
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
@@ -16,6 +17,7 @@ from tidemill.store.calls.task_calls import GetValuePage
 from tidemill.store.dag_tables import map_item
 from tidemill.store.database import Database
 from tidemill.store.queries.dags import conf_lists
+from tidemill.store.run_retention import RunRetention
 
 ROWS = MapSource("param", key="rows")
 CONF = '{"rows":{"$tidemill":"items","value":3},"n":1}'
@@ -113,4 +115,20 @@ async def test_lists_that_no_run_took_over_are_removed_after_a_day(player: Playe
         )
     )
     await stage(player, 8, "1")
+    assert await count_staged(player) == 4
+
+
+async def test_all_lists_that_no_run_took_over_are_removed_in_the_background(
+    player: Player, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conf_lists, "_REMOVED", 1)
+    for number in (5, 6, 7):
+        await stage(player, number, "1", "2", "3")
+    old = map_item.c.task.in_([-5, -6])
+    await player.store.write(
+        lambda connection: connection.execute(
+            update(map_item).where(old, map_item.c.key == conf_lists._STAGED).values(value="0")
+        )
+    )
+    await RunRetention(player.store, StoreSettings(retention_runs_days=0), pause_seconds=0).remove_lists()
     assert await count_staged(player) == 4

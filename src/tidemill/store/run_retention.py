@@ -1,4 +1,4 @@
-"""Removes old DAG runs: a background task of the process that owns a store of DAGs.
+"""Removes old DAG runs, and lists that no run took over: a background task of the process that owns a store of DAGs.
 
 Invariants: the same as in `queries.dags.run_retention`. Transactions are short, with pauses between them, so that
 services continue in the meantime. After a failure of the store, the next round tries again.
@@ -20,6 +20,7 @@ from tidemill.config.triggerer_settings import StoreSettings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.log.setup import throttle
 from tidemill.store.database import Database
+from tidemill.store.queries.dags.conf_lists import remove_abandoned
 from tidemill.store.queries.dags.run_retention import (
     RemovedPart,
     RunRemoval,
@@ -49,7 +50,7 @@ class RunRetention:
 
     Args:
         database: The store, open for writing.
-        settings: Only `retention_runs_days` and `retention_runs_count` are read; 0 days keeps everything.
+        settings: Only `retention_runs_days` and `retention_runs_count` are read; 0 days keeps all runs.
         round_seconds: The time between rounds.
         pause_seconds: The time between transactions.
     """
@@ -69,16 +70,22 @@ class RunRetention:
         self._pause_seconds = pause_seconds
 
     async def run(self) -> None:
-        """Remove old runs, round after round, until cancelled; only sleep if the settings keep everything."""
+        """Remove old runs, round after round, until cancelled."""
         while True:
-            if self._days:
-                try:
+            try:
+                await self.remove_lists()
+                if self._days:
                     await self.remove_old(time.time_ns() // 1000)
-                except (RemoteError, ConfigError) as error:
-                    throttle(log, 600.0).warning("old runs cannot be removed from the store", error=str(error))
-                except Exception:
-                    log.exception("old runs cannot be removed from the store; this is a bug in tidemill")
+            except (RemoteError, ConfigError) as error:
+                throttle(log, 600.0).warning("old runs cannot be removed from the store", error=str(error))
+            except Exception:
+                log.exception("old runs cannot be removed from the store; this is a bug in tidemill")
             await asyncio.sleep(self._round_seconds)
+
+    async def remove_lists(self) -> None:
+        """Remove the lists that were sent for the configuration of a run which was not created within a day."""
+        while await self._write(remove_abandoned):
+            pass
 
     async def remove_old(self, now_us: int) -> int:
         """Remove all old runs and the DAG versions that no run uses; return the number of runs.

@@ -295,6 +295,7 @@ async def test_a_long_list_is_sent_in_parts_before_its_run_is_created(store: Pla
     schema = json.dumps({"type": "array", "items": {"type": "integer"}, "maxItems": 4})
     params = (ParamStructure("rows", "[]", schema),)
     store.wait(store.player.create(dag(task("m", mapped=over), id="long", params=params)))
+    store.wait(store.player.create(dag(task("m", mapped=over), id="free", params=(ParamStructure("rows", "[]"),))))
     path = "/api/v1/dags/long"
     async with log_in(store) as client:
         part = {"stage": 7, "name": "rows"}
@@ -305,6 +306,8 @@ async def test_a_long_list_is_sent_in_parts_before_its_run_is_created(store: Pla
         wrong = await client.post(f"{path}/conf-lists", json={**part, "first": 3, "values": ["x"]})
         other = await client.post(f"{path}/conf-lists", json={**part, "name": "n", "values": [1]})
         unknown = await client.post("/api/v1/dags/nothing/conf-lists", json={**part, "values": [1]})
+        free = await client.post("/api/v1/dags/free/conf-lists", json={**part, "stage": 8, "values": ["a", "b"]})
+        of_other = await client.post(f"{path}/runs", json={"lists": {"rows": 2}, "stage": 8})
         missing = await client.post(f"{path}/runs", json={"lists": {"rows": 4}, "stage": 7})
         long = await client.post(f"{path}/runs", json={"lists": {"rows": 5}, "stage": 7})
         twice = await client.post(f"{path}/runs", json={"conf": {"rows": []}, "lists": {"rows": 3}, "stage": 7})
@@ -316,6 +319,7 @@ async def test_a_long_list_is_sent_in_parts_before_its_run_is_created(store: Pla
     assert [answer.status_code for answer in (wrong, other, unknown)] == [422, 422, 404]
     assert "rows" in wrong.json()["detail"]
     assert "[3]" in wrong.json()["detail"]
+    assert [answer.status_code for answer in (free, of_other)] == [200, 422], "its schema would not be checked"
     assert [answer.status_code for answer in (missing, long, twice)] == [422] * 3
     assert made.status_code == 201
     assert """data-lists='{"rows": true}'""" in page.text

@@ -17,7 +17,7 @@ from tidemill.store.calls.dag_calls import PauseDag
 from tidemill.store.calls.instance_calls import ClearTasks, MarkTasks
 from tidemill.store.calls.run_calls import CancelRun, CreateRun
 from tidemill.web.dags import models
-from tidemill.web.dags.desk import PAGE_ROWS, Desk, describe_run
+from tidemill.web.dags.desk import PAGE_ROWS, Desk, bind_stage, describe_run
 from tidemill.web.problems import RequestProblem
 from tidemill.web.routes import Routes
 from tidemill.web.workers import BlockingRoute
@@ -277,7 +277,8 @@ def _add_changes(router: Routes, desk: Desk) -> None:
         moment = order.logical_date
         logical_us = None if moment is None else round(moment.timestamp() * 1e6)
         by = request.state.identity.name
-        call = CreateRun(dag_id, order.run_id, logical_us, conf, by=by, request=order.request, stage=order.stage)
+        stage = bind_stage(dag_id, order.stage)
+        call = CreateRun(dag_id, order.run_id, logical_us, conf, by=by, request=order.request, stage=stage)
         run = desk.ask(call)
         text = " ".join([f"Created the run {run.run_id}.", *run.warnings])
         return models.Created(text=text, run=describe_run(run), warnings=list(run.warnings))

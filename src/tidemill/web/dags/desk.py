@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 import zlib
@@ -50,6 +51,15 @@ _SILENT = "the store does not answer; see the log of this process"
 
 def to_seconds(value_us: int | None) -> float | None:
     return None if value_us is None else value_us / _MICRO
+
+
+def bind_stage(dag_id: str, stage: int) -> int:
+    """Return the number under which the store keeps the lists that a client sends for a DAG.
+
+    A run of another DAG, whose params have other schemas, does not find them.
+    """
+    digest = hashlib.blake2b(f"{stage} {dag_id}".encode(), digest_size=8).digest()
+    return stage and (int.from_bytes(digest) >> 3) + 1
 
 
 def describe_dag(dag: DagRecord) -> models.Dag:
@@ -212,7 +222,7 @@ class Desk:
             )
         except (ConfigError, EncodingError) as error:
             raise RequestProblem(422, str(error)) from error
-        self.ask(StageConfItems(part.stage, part.name, part.first, values))
+        self.ask(StageConfItems(bind_stage(dag_id, part.stage), part.name, part.first, values))
         return part.first + len(values)
 
     def list_runs(self, dag_id: str | None, cursor: str, limit: int, states: tuple[str, ...]) -> models.RunPage:

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, and_, delete, select, update
 from tidemill.core.tasks.instance import UNMAPPED
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.calls.run_calls import StageConfItems
-from tidemill.store.context import CallContext
+from tidemill.store.context import CallContext, read_now
 from tidemill.store.dag_plan import DagPlan
 from tidemill.store.dag_tables import dag_run, dag_version, map_item, task_instance
 from tidemill.store.queries.dags.map_backlog import count_items, read_size
@@ -48,7 +48,7 @@ def stage_items(connection: Connection, request: StageConfItems, context: CallCo
             RefusalKind.INVALID, f"item {request.first} of the list {request.key!r} follows items that are missing"
         )
     if not count_items(connection, owner, _STAGED):
-        _remove_abandoned(connection, context.now_us - _DAY_US)
+        _remove_abandoned(connection, context.now_us)
         add_items(connection, owner, _STAGED, 0, [str(context.now_us)])
     put_items(connection, owner, request.key, request.first, request.values, context.now_us)
     _check_size(connection, owner, request.key)
@@ -65,21 +65,27 @@ def _check_size(connection: Connection, owner: int, key: str) -> int:
     return size
 
 
-def _remove_abandoned(connection: Connection, before_us: int) -> None:
-    """Remove items of lists that arrived before a time, and that no run took over; a bounded number."""
+def remove_abandoned(connection: Connection) -> bool:
+    """Remove items of lists that no run took over within a day; a bounded number; return whether there may be more."""
+    return _remove_abandoned(connection, read_now(connection))
+
+
+def _remove_abandoned(connection: Connection, now_us: int) -> bool:
     old = and_(_ITEM.task < 0, _ITEM.key == _STAGED)
     for owner, staged_us in connection.execute(select(_ITEM.task, _ITEM.value).where(old).order_by(_ITEM.task)).all():
-        if int(staged_us) >= before_us:
+        if int(staged_us) >= now_us - _DAY_US:
             continue
         mine = and_(_ITEM.task == owner, _ITEM.key != _STAGED)
-        rows = connection.execute(select(_ITEM.key, _ITEM.number).where(mine).limit(_REMOVED)).all()
+        some = select(_ITEM.key, _ITEM.number).where(mine).order_by(_ITEM.key, _ITEM.number).limit(_REMOVED)
+        rows = connection.execute(some).all()
         for key in {row.key for row in rows}:
             numbers = [row.number for row in rows if row.key == key]
-            some = and_(_ITEM.task == owner, _ITEM.key == key, _ITEM.number.between(min(numbers), max(numbers)))
-            connection.execute(delete(map_item).where(some))
+            part = and_(_ITEM.task == owner, _ITEM.key == key, _ITEM.number.between(min(numbers), max(numbers)))
+            connection.execute(delete(map_item).where(part))
         if len(rows) < _REMOVED:
             connection.execute(delete(map_item).where(_ITEM.task == owner))
-        return
+        return True
+    return False
 
 
 def take_lists(connection: Connection, run: int, plan: DagPlan, lists: Mapping[str, int], stage: int) -> None:
