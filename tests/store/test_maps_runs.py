@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, func, select, text
 from tests.store.dags import Player, dag, fail_these, mapped, task
+from tests.store.test_groups import group, part
+from tests.store.test_maps import literal
 
 from tidemill.core.errors import InvariantError
 from tidemill.core.tasks.endings import Failure, Success
@@ -135,6 +137,22 @@ async def test_a_turn_creates_a_limited_number_of_elements_and_goes_on_in_the_ne
     await database.write(lambda c: start_runs(c, [run.id], build_context(c, Cipher())))
 
     assert [await database.write(expand) for _ in range(4)] == [(True, 5), (True, 10), (False, 12), (False, 12)]
+    await player.play()
+    assert (await player.run(run)).state == "success"
+
+
+async def test_a_turn_creates_a_limited_number_of_tasks_of_a_group(player: Player, database: Database) -> None:
+    run = await player.create(dag(group(literal(5)), part("a"), part("b", "a"), over("c", 3)))
+
+    def expand(connection: Connection) -> int:
+        expand_maps(connection, build_context(connection, Cipher()), most=4)
+        created = select(func.count()).select_from(task_instance).where(task_instance.c.map_index >= 0)
+        return int(connection.execute(created).scalar_one())
+
+    await database.write(lambda c: start_runs(c, [run.id], build_context(c, Cipher())))
+
+    # An element of the group and its tasks are three.
+    assert [await database.write(expand) for _ in range(5)] == [6, 12, 16, 18, 18]
     await player.play()
     assert (await player.run(run)).state == "success"
 

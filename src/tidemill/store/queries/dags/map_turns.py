@@ -70,7 +70,7 @@ def expand_maps(
         context: The transaction's context.
         skip: Runs to skip.
         limits: The limits of maps that open now.
-        most: The maximum number of elements to create or to start again.
+        most: The maximum number of elements to create or to start again, those of the tasks of mapped groups included.
         due: Whether to look at maps with a chunk that is due, too.
     """
     given = SKIPPED.build_parameters(find_dialect(connection), build_id_rows(skip)) if skip else {}
@@ -82,19 +82,24 @@ def expand_maps(
         board = Board(connection, context)
         board.lock([one.head for one in marked])
         heads, limited = [], []
+        groups = set()  # those that stay marked
         for one in marked:
             head = board.tasks.get(one.head)
-            if head is None:
+            if head is None or (head.run.id, head.plan.structure.mapped_group) in groups:
                 continue
             window = _find_window(head, (one.opened and one.max_outstanding) or limits.max_outstanding)
             wanted = _estimate_starts(head, one, window)
-            if wanted > most:
+            # An element of a mapped group is created with all its tasks.
+            size = 1 + len(head.run.plan.groups.get(head.task_id, ()))
+            room = -(-most // size)
+            if wanted > room:
                 context.left = True
-                if not most:
-                    continue  # it stays marked
-                head.window = one.unfinished + _count_retrying(window, one.retrying) + most
+                if not room:
+                    groups.add((head.run.id, head.task_id))
+                    continue
+                head.window = one.unfinished + _count_retrying(window, one.retrying) + room
                 limited.append(head)
-            most -= min(wanted, most)
+            most -= min(wanted * size, most)
             heads.append(head)
         look_at_maps(board, heads, limits)
         _mark_again(board, limited)

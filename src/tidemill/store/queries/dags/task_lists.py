@@ -122,8 +122,9 @@ def _read_unit_labels(connection: Connection, run: int, plan: DagPlan, rows: Seq
     for group in {name for name, _ in units}:
         indexes = [index for name, index in units if name == group]
         mine = and_(_TASK.run == run, _TASK.task_id.in_(plan.groups[group]), _TASK.label.is_not(None))
-        within = _TASK.map_index.between(min(indexes), max(indexes))
-        wanted = select(_TASK.map_index, _TASK.label).where(mine, within).order_by(_TASK.started_us, _TASK.number)
+        # Not all between them: those in a state that few have are far apart.
+        mine = and_(mine, _TASK.map_index.in_(indexes))
+        wanted = select(_TASK.map_index, _TASK.label).where(mine).order_by(_TASK.started_us, _TASK.number)
         for index, label in connection.execute(wanted):
             unit = units.get((group, index))
             if unit is not None:
