@@ -453,6 +453,18 @@ def test_what_is_written_before_a_deferral_at_the_end_is_stored():
     assert services.writes[-1] == BatchWrites((("end", "1"),))
 
 
+def test_a_handler_that_defers_in_the_middle_of_its_stream_fails():
+    services, operator = Services("a", "b"), Operator()
+
+    def handle(events: Sequence[Any], context: Any) -> None:
+        raise TaskDeferred(trigger=None, method_name="later")
+
+    operator.handle_trigger_events = handle  # type: ignore[method-assign]
+    with pytest.raises(TaskFailed, match="defer in on_stream_end"):
+        run(operator, services)
+    assert services.kept == []
+
+
 def test_the_writes_of_a_batch_fit_into_one_message():
     held = BatchServices(services_with(Services()), "read", -1)
     for number in range(16):

@@ -316,7 +316,14 @@ class StreamRun:
         for part in self._split(events):
             self._check_interrupted()
             self._stream.trigger_run_id, self._stream.index = position.trigger, part[0].sequence_index
-            action = handle(part, self._context)
+            try:
+                action = handle(part, self._context)
+            except TaskDeferred:
+                # The trigger would be stopped, and what it has acknowledged would come no more.
+                raise TaskFailed(
+                    "the method that handles the stream deferred in the middle of it; the stream goes on by itself. "
+                    "Return StreamAction.STOP and defer in on_stream_end, or call the first defer with streaming=False"
+                ) from None
             # Checked first: a coroutine, for example, has handled nothing.
             self._check_action(action)
             stops = action is StreamAction.STOP
