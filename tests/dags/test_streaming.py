@@ -542,7 +542,7 @@ def test_a_list_that_an_operator_returns_without_a_stream_has_the_elements_of_it
         Read(task_id="read")
     services: Any = StoreServices()
     result = run_attempt(dag, Claim("dag", "read"), services)
-    assert services.emitted == [(0, ("1", "2"))]
+    assert [value for _, values in services.emitted for value in values] == ["1", "2"]  # in one group or two
     assert result.xcoms == (("return_value", "[1,2]"),)
 
 
