@@ -18,7 +18,8 @@ from tidemill.store.calls.task_calls import EmitItems, GetValuePage
 from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt
 from tidemill.store.database import Database
 from tidemill.store.queries.dags.map_backlog import read_size
-from tidemill.store.queries.dags.map_items import find_changes, read_range, replace_items
+from tidemill.store.queries.dags.map_items import find_changes, read_range, replace_items, select_items
+from tidemill.store.queries.dags.map_results import copy_pairs
 
 KINDS = pytest.mark.parametrize("kind", ["xcom", "generator"])
 
@@ -194,3 +195,19 @@ async def test_all_items_of_a_long_list_change_in_one_transaction(database: Data
     assert found == [f'"2 {number}"' for number in range(count - 2)]
     assert changes == {(7, "k", 0): 2, (7, "k", count - 3): 2}
     assert size == sum(map(len, found))
+
+
+async def test_many_items_are_paired_in_one_transaction(database: Database) -> None:
+    counts = (16_000, 15_000)
+
+    def pair(connection: Connection) -> tuple[int, list[str], list[str]]:
+        for task_id, count in enumerate(counts):
+            replace_items(connection, task_id, "k", [str(number) for number in range(count)], 0)
+        parts = [select_items(task_id, "k") for task_id in range(2)]
+        number = copy_pairs(connection, parts, [(7, "x"), (7, "y")], fills=False)
+        return number, *(read_range(connection, 7, key, 0, max(counts)) for key in "xy")  # type: ignore[return-value]
+
+    async with asyncio.timeout(10):
+        number, first, second = await database.write(pair)
+    assert number == min(counts)
+    assert first == second == [str(number) for number in range(min(counts))]

@@ -14,11 +14,10 @@ from sqlalchemy import (
     bindparam,
     func,
     insert,
-    intersect,
     literal,
     literal_column,
     select,
-    union,
+    union_all,
 )
 
 from tidemill.store.batches import RowSet, find_dialect
@@ -82,15 +81,22 @@ def copy_pairs(
         owners: By source, the task instance and the key to store its items under.
         fills: Whether a pair may lack items; these are not stored.
     """
-    found = [part.subquery() for part in parts]
-    indexes = (union if fills else intersect)(*[select(part.c.place) for part in found]).subquery()
-    number = (func.row_number().over(order_by=indexes.c.place) - literal_column("1")).label("number")
-    pairs = select(indexes.c.place, number).subquery()
-    for part, (owner, key) in zip(found, owners, strict=True):
+    found = [
+        select(literal_column(str(place)).label("part"), one.c.place, one.c.value)
+        for place, one in enumerate(part.subquery() for part in parts)
+    ]
+    rows = union_all(*found).subquery()
+    # Counted instead of joined: PostgreSQL would compare all items with each other.
+    counted = select(rows, func.count().over(partition_by=rows.c.place).label("there")).subquery()
+    least = 1 if fills else len(parts)
+    pairs = select(counted).where(counted.c.there >= literal_column(str(least))).subquery()
+    number = (func.dense_rank().over(order_by=pairs.c.place) - literal_column("1")).label("number")
+    numbered = select(pairs.c.part, pairs.c.value, number).subquery()
+    for place, (owner, key) in enumerate(owners):
         mine = literal(owner, _ITEM.task.type), literal(key, _ITEM.key.type)
-        rows = select(*mine, pairs.c.number, part.c.value).join(part, part.c.place == pairs.c.place)
-        connection.execute(insert(map_item).from_select(["task", "key", "number", "value"], rows))
-    return int(connection.execute(select(func.count()).select_from(indexes)).scalar_one())
+        items = select(*mine, numbered.c.number, numbered.c.value).where(numbered.c.part == literal_column(str(place)))
+        connection.execute(insert(map_item).from_select(["task", "key", "number", "value"], items))
+    return int(connection.execute(select(func.count(pairs.c.place.distinct()))).scalar_one())
 
 
 def select_results(run: int, task_id: str, key: str) -> Select[Any]:
