@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.core.examples import examples
 
@@ -36,6 +36,7 @@ def test_the_shares_cover_what_waits_or_all_free_capacity(everybody: list[Trigge
 
 
 @settings(max_examples=examples(200), deadline=None)
+@example([(1, [1, 1, 1, 2, 2, 3, 3, 4]), (10, [1] * 4), (8, [1] * 4)], 10)
 @given(
     st.lists(st.tuples(st.integers(1, 40), st.lists(st.integers(1, 8), max_size=12)), min_size=1, max_size=5),
     st.integers(1, 50),
@@ -59,10 +60,10 @@ def test_hand_overs_end_from_every_start(starts: list[tuple[int, list[int]]], li
             others = [other for other in range(len(held)) if other != host]
             chosen = choose_moves(load(host), [load(other) for other in others], held[host], limit)
             for unit in [unit for key in chosen for unit in held[host] if unit.key == key]:
-                # The emptiest one that has room claims it.
+                # The emptiest one that has room claims it, of equal ones the one with most room.
                 target = min(
                     (other for other in others if load(other).held + unit.size <= capacities[other]),
-                    key=lambda other: load(other).held,
+                    key=lambda other: (load(other).held, -capacities[other]),
                 )
                 before, larger = squares(), load(host).held
                 held[host].remove(unit)

@@ -175,7 +175,7 @@ def choose_moves(
         if held - mean < 1.0 or (chosen and moved + unit.size > limit):
             break
         fitting = [load for load in loads if load[0] + unit.size <= load[1]]
-        emptiest = min(fitting, default=None)
+        emptiest = min(fitting, key=lambda load: (load[0], -load[1]), default=None)
         if emptiest is None or emptiest[0] + unit.size >= held:
             continue
         emptiest[0] += unit.size
