@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+
+from tests.until import wait_until
 
 from tidemill.config.settings import Settings
 from tidemill.services.dag_test import run_dag_test
@@ -46,6 +49,7 @@ def test_tasks_start_and_end_in_their_triggers_without_an_attempt(tmp_path: Path
 
     tries = [line for line in said if line.endswith((": try 1", ": resume"))]
     assert sorted(tries) == ["--- check: try 1", "--- items: try 1", "--- mapped[1]: resume", "--- resumes: resume"]
+    wait_until(lambda: all(one.name != "templates of triggers" for one in threading.enumerate()))
 
 
 NO_LIST = """

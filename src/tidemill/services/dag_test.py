@@ -108,6 +108,7 @@ def run_dag_test(
         store = runner.run(open_store(f"sqlite:///{owned.path}/dags.db"))
         try:
             test = _Test(runner, store, loaded, _Shared(runner, settings, folder), say, build_map_limits(settings.dags))
+            closing.callback(test.close)
             return test.run(path.relative_to(folder), dag_id, conf, logical_us)
         finally:
             runner.run(store.close())
@@ -209,6 +210,10 @@ class _Test:
         self._renderer = StartRenderer()
         # A generator task sends its values from a thread of its own.
         self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """End the thread that renders templates."""
+        self._renderer.close()
 
     def ask(self, call: Call[T]) -> T:
         """Answer a call of an attempt or of this module."""
