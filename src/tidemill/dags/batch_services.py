@@ -1,4 +1,4 @@
-"""What a handler of a stream writes for its task: it is stored with its batch, in one transaction, or not at all.
+"""The writes of a stream's handler: they are stored with its batch, in one transaction, or not at all.
 
 Invariants: XComs and task state that a handler has written are read as if they were stored. Once the stream has ended,
 or the attempt handles no more of it, writes go to the store at once.

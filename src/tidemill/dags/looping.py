@@ -36,7 +36,7 @@ _MAX_SHOWN: Final = 80
 
 @dataclass(frozen=True, slots=True)
 class LoopDecision:
-    """What `until` may return instead of a bool.
+    """The decision of a gate, which `until` may return instead of a bool.
 
     Attributes:
         done: Whether the loop ends with this iteration.

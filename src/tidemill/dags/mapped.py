@@ -117,7 +117,7 @@ class MappedOperator(BaseOperator):
 
     @property
     def chunking(self) -> ChunkStructure | None:
-        """How items are put into lists; None: they are not."""
+        """The lists into which items are put; None: there are none."""
         return self._target.chunk
 
     @property

@@ -219,7 +219,7 @@ def _read_seconds(task: Any, name: str) -> float:
 
 @dataclass(slots=True)
 class _Position:
-    """How far the events of a trigger are handled. `kept`: the number of batches."""
+    """The progress through the events of a trigger. `kept`: the number of batches."""
 
     trigger: int
     handled: int

@@ -225,7 +225,7 @@ class PartPage(Protocol):
 
 
 class PartResult(Protocol):
-    """How an element ended; `value` is encoded."""
+    """The end of an element; `value` is encoded."""
 
     @property
     def number(self) -> int: ...
@@ -242,7 +242,7 @@ class PartResult(Protocol):
 
 
 class PartOutcome(Protocol):
-    """How many elements have ended, and the first that failed."""
+    """The number of elements that have ended, and the first that failed."""
 
     @property
     def success(self) -> int: ...
@@ -283,7 +283,7 @@ class TakenEvents(Protocol):
 
 
 class BatchWrites(NamedTuple):
-    """What a handler has written for its task with a batch of events, encoded.
+    """The values that a handler has written for its task with a batch of events, encoded.
 
     Attributes:
         xcoms: Keys and values of XComs.

@@ -289,7 +289,7 @@ class _Test:
                 self._runner.run(self._wait(turn))
 
     def _tell_failures(self, run: RunRecord) -> None:
-        """Show failures without an attempt: timeouts, failed triggers, and maps over values that are no lists."""
+        """Show failures without an attempt: timeouts, failed triggers, and maps over values other than lists."""
         for task in self.ask(ListTasks(run.dag_id, run.run_id, ("failed", "upstream_failed"))).rows:
             if task.error is not None and self._told.get(task.id) != task.error:
                 state = task.state.replace("_", " ")

@@ -57,7 +57,7 @@ def show_tasks(tasks: Sequence[TaskRecord], waits: Mapping[int, str], *, as_json
         tasks: The tasks.
         waits: The reasons, by task number.
         as_json: Whether to print JSON.
-        nothing: The text to print if there are no tasks, unless JSON is printed.
+        nothing: The text for an empty list, unless JSON is printed.
     """
     columns = (*TASK_COLUMNS[:-1], Column("ELEMENTS; WAITS FOR, OR ERROR", detail=True))
 

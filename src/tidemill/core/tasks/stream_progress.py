@@ -1,4 +1,4 @@
-"""How far a task has handled the events of a stream, and whether it can go on.
+"""The progress of a task through the events of a stream, and whether it can go on.
 
 Events are numbered from 0. A task that waits for the next event goes on if its stream is `ready`; an attempt that
 leaves its worker while it is `ready` is resumed at once (`StreamIdle.ready`).

@@ -77,7 +77,7 @@ class MapSource:
 
 @dataclass(frozen=True, slots=True)
 class ChunkStructure:
-    """How the items of a mapped task are put into lists, each of which is the value of an element.
+    """The lists into which the items of a mapped task are put; each list is the value of an element.
 
     Attributes:
         max_items: The maximum number of items of a list.
@@ -91,7 +91,7 @@ class ChunkStructure:
 
 @dataclass(frozen=True, slots=True)
 class LoopStructure:
-    """How often the tasks of a looped group run, one iteration after the other.
+    """The iterations of a looped group, which run one after the other.
 
     Attributes:
         max_iterations: The most iterations.

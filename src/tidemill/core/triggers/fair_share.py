@@ -47,7 +47,7 @@ class StreamUnit(NamedTuple):
 
 
 class ClaimChoice(NamedTuple):
-    """What a triggerer claims.
+    """The triggers that a triggerer claims.
 
     Attributes:
         triggers: The triggers.

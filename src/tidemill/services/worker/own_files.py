@@ -1,4 +1,4 @@
-"""How the DAG files of a worker's folder differ from the stored ones, and what the worker tells the store about it.
+"""Finds differences between the DAG files of a worker's folder and the stored ones, and reports them to the store.
 
 Invariants: a file counts as missing from the claim that does not find it until it is in the folder again. The store is
 told when something has changed, and again after an outage; claims do not wait for that.

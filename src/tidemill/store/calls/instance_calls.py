@@ -205,7 +205,7 @@ class TaskLimit(msgspec.Struct, frozen=True):
 
 
 class AdmissionAbout(msgspec.Struct, frozen=True):
-    """What scheduled tasks wait for: the pools that they need slots of, and the limits that they have reached."""
+    """The pools and limits that scheduled tasks wait for: slots that they need, and limits that they have reached."""
 
     pools: tuple[PoolLine, ...]
     limits: tuple[TaskLimit, ...]

@@ -61,7 +61,7 @@ class GetParts(Call[IterationPage], frozen=True):
 
 
 class KeptPart(msgspec.Struct, frozen=True):
-    """How an element ended.
+    """The end of an element.
 
     Attributes:
         number: Its index.
