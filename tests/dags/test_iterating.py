@@ -595,3 +595,8 @@ def test_what_cannot_run_in_one_attempt_is_refused(define: Callable[[], Any]) ->
     with pytest.raises(DagError), DAG("d") as dag:
         define()
         serialize_dag(dag)
+
+
+def test_a_source_that_is_no_list_is_refused_with_the_name_of_the_call():
+    with DAG("dag"), pytest.raises(DagError, match=r"argument 'x' of iterate\(\) is of type int"):
+        task(task_id="f")(lambda x: x).iterate(x=5)

@@ -152,7 +152,8 @@ def expand(target: MapTarget, args: tuple[Any, ...], sources: Mapping[str, Any])
             f"several: {call}(pairs=a.zip(b))"
         )
     target.check_element(sources, strict=True, call=call)
-    return _create(target, ExpandInput({name: read_source(owner, name, value) for name, value in sources.items()}))
+    read = {name: read_source(owner, name, value, call) for name, value in sources.items()}
+    return _create(target, ExpandInput(read))
 
 
 def expand_kwargs(target: MapTarget, kwargs: Any, strict: bool) -> MappedOperator:

@@ -113,8 +113,8 @@ class ExpandInput:
         return dict(item), data
 
 
-def read_source(owner: str, name: str, value: Any) -> Any:
-    """Return an argument of `expand` as the root of its tree.
+def read_source(owner: str, name: str, value: Any, call: str = "expand") -> Any:
+    """Return an argument of `expand` or `iterate` (`call`) as the root of its tree.
 
     Raises:
         DagError: The argument is no sequence; the message says what to pass instead.
@@ -127,7 +127,7 @@ def read_source(owner: str, name: str, value: Any) -> Any:
         return LiteralItems(value)
     if isinstance(value, RunValue):
         return value
-    raise DagError(f"{owner}: argument {name!r} of expand() is {_explain(value)}")
+    raise DagError(f"{owner}: argument {name!r} of {call}() is {_explain(value)}")
 
 
 def _explain(value: Any) -> str:
