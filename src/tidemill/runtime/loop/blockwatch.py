@@ -143,8 +143,11 @@ class BlockWatch:
             frame = sys._current_frames().get(self._ident)
             usage = replace(self._read_usage(), is_runnable=self._is_runnable())
             cause = judge_block(late, before, usage, self._threshold, overslept)
-            # A thread that woke up late would see the loop's current position, not the one that blocked it.
-            unseen = cause is BlockCause.STARVED or overslept >= self._threshold
+            # A thread that woke up late sees the loop's current position, not the one that blocked it: what waits is
+            # looked at again, and what computes may be over by then.
+            if cause is BlockCause.WAITING and late_here >= self._threshold:
+                continue
+            unseen = cause is BlockCause.STARVED or (cause is BlockCause.COMPUTING and overslept >= self._threshold)
             block = Block(None if unseen else self._task_name(), cause, late, "" if unseen else describe_stack(frame))
             with self._changing:
                 if since != self._beat_at:
