@@ -20,10 +20,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tidemill.services.worker.logs import AttemptLog
+from tidemill.services.worker.logs.logs import AttemptLog
 from tidemill.services.worker.messages import AskStore, AttemptFinished, AttemptOrder, FileLoaded, ForkedTask
 from tidemill.services.worker.preloads import PRELOADS
-from tidemill.services.worker.task_handle import FindLink, TaskHandle
+from tidemill.services.worker.processes.task_handle import FindLink, TaskHandle
 from tidemill.services.zygote.client import ZygoteClient
 from tidemill.services.zygote.link import ForkLink
 from tidemill.services.zygote.messages import Exited, Setup

@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tidemill.config.sink_settings import FilesystemSinkSettings
+from tidemill.config.sections.sink_settings import FilesystemSinkSettings
 from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.delivery.routing import Origin
 from tidemill.runtime.kafka.source_message import SourceMessage

@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from bench.recorder_memory import memory_mb
 
-from tidemill.config.debug_settings import DebugSettings
+from tidemill.config.sections.debug_settings import DebugSettings
 from tidemill.config.settings import Settings
 from tidemill.recorder.format.events import EventKind, RecordedEvent
 from tidemill.recorder.format.schema import RowTable, encode_rows, messages_schema, tasks_schema

@@ -27,8 +27,8 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tidemill.config.sections.triggerer_settings import TriggererSettings
 from tidemill.config.settings import Settings
-from tidemill.config.triggerer_settings import TriggererSettings
 from tidemill.services.triggerer.hosting.host_book import HostBook
 from tidemill.services.triggerer.lists.host import ListHost
 from tidemill.services.triggerer.lists.reporting.recording import record_host

@@ -47,7 +47,7 @@ _MODULES = (
     *(
         "tidemill.cli.doctor.checks",
         "tidemill.cli.dlq.redrive",
-        "tidemill.cli.triggers_view",
+        "tidemill.cli.triggers.triggers_view",
         "tidemill.spark.preflight",
     ),
     *("pydantic.type_adapter", "pyspark.sql", "rich.console", "rich.table", "rich.live"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tidemill.cli.backfill import list_fields
+from tidemill.cli.pipelines.backfill import list_fields
 from tidemill.runtime.link.frames import HelloFrame
 from tidemill.runtime.link.progress import EngineProgress, EngineSummary, StopReason
 from tidemill.spark.bounded.run import BoundedProgress, BoundedRun

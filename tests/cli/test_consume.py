@@ -23,7 +23,7 @@ from tests.foreign_client import send_with_headers
 from tests.until import wait_until
 
 from tidemill.cli.topics.consume import TopicViewer, format_for_terminal, format_raw, format_timestamp, parse_start
-from tidemill.config.kafka_settings import KafkaSettings
+from tidemill.config.sections.kafka_settings import KafkaSettings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.process.exitcode import ExitCode
 from tidemill.testing.kafka import produce, unique_name

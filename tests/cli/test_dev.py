@@ -17,9 +17,9 @@ from tests.jsonl import read_lines
 from tests.runtime.metrics.asking import scrape
 from tests.until import wait_until
 
-from tidemill.cli.dev import DevFiles, find_free_address, importing_again, list_topics
 from tidemill.cli.init import create_project
-from tidemill.cli.run import run
+from tidemill.cli.pipelines.dev import DevFiles, find_free_address, importing_again, list_topics
+from tidemill.cli.pipelines.run import run
 from tidemill.config.settings import Settings
 from tidemill.core.errors import HandlerError
 from tidemill.runtime.embedded.broker import free_port
@@ -147,7 +147,7 @@ def test_a_save_changes_the_fingerprint_wherever_the_module_is(project: Path) ->
 
 
 #: What takes time before the pipeline is made.
-STEPS = ("tidemill.spark.session.early.launched_early", "tidemill.cli.dev.dev_broker")
+STEPS = ("tidemill.spark.session.early.launched_early", "tidemill.cli.pipelines.dev.dev_broker")
 
 
 def test_what_is_saved_while_the_command_starts_is_no_longer_what_was_imported(
@@ -172,7 +172,7 @@ def test_what_is_saved_while_the_command_starts_is_no_longer_what_was_imported(
     for name in STEPS:
         monkeypatch.setattr(name, contextlib.nullcontext)
     monkeypatch.setattr("tidemill.spark.pipeline.Pipeline", pipeline)
-    monkeypatch.setattr("tidemill.cli.run.reporting", contextlib.nullcontext)
+    monkeypatch.setattr("tidemill.cli.pipelines.run.reporting", contextlib.nullcontext)
     for name in STEPS:
         with pytest.raises(Ended):
             run("dev_project:H", Path("c.yaml"), dev=True)

@@ -16,8 +16,8 @@ from tests.until import slack
 
 from tidemill.cli.doctor.checks import Cluster, check_group, check_program, run_check
 from tidemill.cli.doctor.folder_checks import CheckedFolder, check_folder, list_folders
-from tidemill.config.executor_settings import ExecutorSettings
-from tidemill.config.kafka_settings import KafkaSettings
+from tidemill.config.sections.executor_settings import ExecutorSettings
+from tidemill.config.sections.kafka_settings import KafkaSettings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.process.exitcode import ExitCode

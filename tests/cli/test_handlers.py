@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.cli.handlers import load_handler
+from tidemill.cli.pipelines.handlers import load_handler
 from tidemill.core.errors import HandlerError
 from tidemill.pipeline.handler.base import Handler
 

@@ -331,7 +331,7 @@ def test_ctrl_c_in_what_an_import_calls_back_ends_a_start(tmp_path: Path, comman
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "class Finder:\n"
         "    def find_spec(self, name, path, target=None):\n"
-        "        if name == 'tidemill.cli.handlers':\n"
+        "        if name == 'tidemill.cli.pipelines.handlers':\n"
         "            self.gone = weakref.ref(Finder(), lambda _: os.kill(os.getpid(), signal.SIGINT))\n"
         "sys.meta_path.insert(0, Finder())\n"
         f"sys.argv = ['tidemill', {command!r}, 'c.yaml', '--handler', 'no_such_module:No']\n"

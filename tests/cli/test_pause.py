@@ -13,7 +13,7 @@ import pytest
 from tests import prepared
 from tests.cli.test_run import env, project, running, send, wait_until  # noqa: F401  # two are fixtures
 
-from tidemill.cli.pause import describe_answer, parse_span
+from tidemill.cli.pipelines.pause import describe_answer, parse_span
 from tidemill.core.errors import ConfigError
 from tidemill.runtime.process.exitcode import ExitCode
 from tidemill.testing.kafka import committed_offsets

@@ -12,7 +12,7 @@ import pytest
 from tests import prepared
 from tests.cli.test_run import MAIN, env, project, running, send, wait_until  # noqa: F401  # two are fixtures
 
-from tidemill.cli.release import describe_release
+from tidemill.cli.pipelines.release import describe_release
 from tidemill.runtime.process.exitcode import ExitCode
 from tidemill.testing.kafka import committed_offsets, consume
 

@@ -21,7 +21,7 @@ from tests.until import wait_until
 
 from tidemill.cli.topics.send import LineSender, read_key, send
 from tidemill.cli.topics.send_progress import SentCounts
-from tidemill.config.kafka_settings import KafkaSettings
+from tidemill.config.sections.kafka_settings import KafkaSettings
 from tidemill.core.errors import RemoteError
 from tidemill.runtime.kafka.topic_reader import TopicReader
 from tidemill.runtime.process.exitcode import ExitCode

@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from tidemill.cli import status as status_module
-from tidemill.cli.release import describe_release
-from tidemill.cli.status import complete, describe_report, find_reports, is_trigger_list
+from tidemill.cli.pipelines import status as status_module
+from tidemill.cli.pipelines.release import describe_release
+from tidemill.cli.pipelines.status import complete, describe_report, find_reports, is_trigger_list
 from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError
 from tidemill.pipeline.handler.base import Handler

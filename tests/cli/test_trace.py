@@ -15,8 +15,8 @@ from typer.testing import CliRunner, Result
 
 from tidemill.cli.main import app
 from tidemill.cli.recordings import trace_view
-from tidemill.config.debug_settings import DebugSettings
 from tidemill.config.loading import load_settings
+from tidemill.config.sections.debug_settings import DebugSettings
 from tidemill.core.errors import RemoteError
 from tidemill.core.pipeline.message_stage import MessageStage, OpenStage
 from tidemill.pipeline.reports import history

@@ -15,7 +15,7 @@ from tests.until import wait_until
 from typer.testing import CliRunner
 
 from tidemill.cli.main import app
-from tidemill.config.debug_settings import DebugSettings
+from tidemill.config.sections.debug_settings import DebugSettings
 from tidemill.recorder.format.schema import RowTable
 from tidemill.recorder.writing.writer import RecordWriter
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tidemill.core.tasks.endings import Deferral, Success
-from tidemill.dags.results import AttemptResult
-from tidemill.dags.running import run_attempt
+from tidemill.dags.attempt.results import AttemptResult
+from tidemill.dags.execution.running import run_attempt
 from tidemill.runtime.json.codec import decode, encode
 
 LOGICAL_US = 1_767_225_600_000_000  # 2026-01-01

@@ -11,8 +11,8 @@ from tests.dags.attempts import Services, attempt, value_of
 from tidemill.core.tasks.endings import Failure
 from tidemill.core.tasks.structure import ChunkStructure, MapSource
 from tidemill.dags import DAG, BashOperator, DagError, task, task_group
-from tidemill.dags.building import build_structure, serialize_dag
-from tidemill.dags.structures import read_structure
+from tidemill.dags.structure.building import build_structure, serialize_dag
+from tidemill.dags.structure.structures import read_structure
 
 
 @task

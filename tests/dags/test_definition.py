@@ -27,7 +27,7 @@ from tidemill.dags import (
     dag,
     task,
 )
-from tidemill.dags.building import build_structure, serialize_dag
+from tidemill.dags.structure.building import build_structure, serialize_dag
 from tidemill.triggers.base import BaseTrigger
 from tidemill.triggers.builtin.file import FileTrigger
 
@@ -405,7 +405,7 @@ def test_a_dag_function_has_params_and_may_be_called_twice() -> None:
 
 SEEDED = """
 from tidemill.dags import DAG, EmptyOperator, Param, TaskGroup, Label, task, setup, teardown, cross_downstream
-from tidemill.dags.building import serialize_dag
+from tidemill.dags.structure.building import serialize_dag
 class Custom(EmptyOperator):
     template_fields = ("items",)
     def __init__(self, items, **kwargs):

@@ -20,7 +20,7 @@ from tidemill.dags import (
     task_group,
     teardown,
 )
-from tidemill.dags.building import build_structure
+from tidemill.dags.structure.building import build_structure
 
 
 def edges_of(dag: DAG) -> str:

@@ -20,9 +20,9 @@ from tidemill.dags import (
     get_current_context,
     task,
 )
+from tidemill.dags.attempt.lazy_sequence import LazySequence
+from tidemill.dags.attempt.results import AttemptResult
 from tidemill.dags.exceptions import DagError
-from tidemill.dags.lazy_sequence import LazySequence
-from tidemill.dags.results import AttemptResult
 from tidemill.runtime.json.codec import encode
 from tidemill.triggers.builtin.temporal import TimeDeltaTrigger
 

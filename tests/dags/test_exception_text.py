@@ -10,7 +10,7 @@ import pytest
 
 from tidemill.core.errors import describe_error
 from tidemill.dags import AirflowException
-from tidemill.dags.exception_text import RebuiltError, rebuild_exception, write_origin
+from tidemill.dags.attempt.exception_text import RebuiltError, rebuild_exception, write_origin
 from tidemill.dags.exceptions import SensorTimeout, TaskDeferralError, TaskError
 
 

@@ -18,10 +18,10 @@ from tests.triggers.builtin.triggers_contract import fired, made_again
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.retry import Backoff
 from tidemill.dags import GraphStreamOperator, HttpStreamOperator, TaskDeferred
-from tidemill.dags.connection import Connection
+from tidemill.dags.attempt.streaming import StreamCursor
+from tidemill.dags.context.connection import Connection
 from tidemill.dags.operators import http_pages as module
 from tidemill.dags.operators.http_pages import HttpPagesTrigger
-from tidemill.dags.streaming import StreamCursor
 
 
 class Api:

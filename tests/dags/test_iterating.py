@@ -32,11 +32,11 @@ from tidemill.dags import (
     task,
     task_group,
 )
-from tidemill.dags.building import build_structure, serialize_dag
-from tidemill.dags.current import note_interrupted
+from tidemill.dags.attempt.current import note_interrupted
 from tidemill.dags.exceptions import TaskTimeout
-from tidemill.dags.iterating import PlaceLeft
-from tidemill.dags.structures import read_structure
+from tidemill.dags.execution.iterating import PlaceLeft
+from tidemill.dags.structure.building import build_structure, serialize_dag
+from tidemill.dags.structure.structures import read_structure
 from tidemill.runtime.json.codec import decode, encode
 
 

@@ -9,8 +9,8 @@ from tests.dags.attempts import Services, attempt, value_of
 
 from tidemill.core.tasks.endings import Failure
 from tidemill.dags import DAG, task
+from tidemill.dags.attempt.results import AttemptResult
 from tidemill.dags.long_lists import MAX_LIST_BYTES
-from tidemill.dags.results import AttemptResult
 from tidemill.runtime.json.codec import decode, encode
 
 

@@ -22,9 +22,9 @@ from tidemill.dags import (
     task,
     teardown,
 )
-from tidemill.dags.building import build_structure, serialize_dag
-from tidemill.dags.mapped import MappedOperator
-from tidemill.dags.structures import read_structure
+from tidemill.dags.maps.mapped import MappedOperator
+from tidemill.dags.structure.building import build_structure, serialize_dag
+from tidemill.dags.structure.structures import read_structure
 
 
 class Load(BaseOperator):

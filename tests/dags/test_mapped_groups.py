@@ -22,10 +22,10 @@ from tidemill.dags import (
     task_group,
     teardown,
 )
-from tidemill.dags.building import build_structure, serialize_dag
+from tidemill.dags.attempt.results import AttemptResult
 from tidemill.dags.exceptions import DagCycleError
-from tidemill.dags.results import AttemptResult
-from tidemill.dags.structures import read_structure
+from tidemill.dags.structure.building import build_structure, serialize_dag
+from tidemill.dags.structure.structures import read_structure
 from tidemill.runtime.json.codec import encode
 
 

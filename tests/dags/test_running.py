@@ -29,10 +29,10 @@ from tidemill.dags import (
     literal,
     task,
 )
-from tidemill.dags.current import NotRunningError, get_current_operator, serving
+from tidemill.dags.attempt.current import NotRunningError, get_current_operator, serving
+from tidemill.dags.attempt.results import AttemptResult
 from tidemill.dags.exceptions import NotFoundError
-from tidemill.dags.results import AttemptResult
-from tidemill.dags.running import run_attempt
+from tidemill.dags.execution.running import run_attempt
 from tidemill.triggers.base import BaseTrigger
 from tidemill.triggers.builtin.temporal import DateTimeTrigger
 

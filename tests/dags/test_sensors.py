@@ -31,7 +31,7 @@ from tidemill.dags import (
     TimeSensorAsync,
     task,
 )
-from tidemill.dags.building import build_structure
+from tidemill.dags.structure.building import build_structure
 from tidemill.runtime.json.codec import decode
 from tidemill.services.triggerer.hosting.loading import create_trigger
 from tidemill.triggers.base import BaseTrigger

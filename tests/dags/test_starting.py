@@ -27,10 +27,10 @@ from tidemill.dags import (
     task,
     task_group,
 )
-from tidemill.dags.building import build_structure, serialize_dag
-from tidemill.dags.running import run_attempt
-from tidemill.dags.start_templates import render_kwargs
-from tidemill.dags.structures import read_structure
+from tidemill.dags.execution.running import run_attempt
+from tidemill.dags.structure.building import build_structure, serialize_dag
+from tidemill.dags.structure.structures import read_structure
+from tidemill.dags.triggers.start_templates import render_kwargs
 from tidemill.runtime.json.codec import decode, encode
 from tidemill.triggers import BaseTrigger, TriggerEvent
 from tidemill.triggers.builtin.temporal import DateTimeTrigger, LaterTrigger, TimeOfDayTrigger

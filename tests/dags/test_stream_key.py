@@ -7,7 +7,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 
-from tidemill.dags.stream_key import write_key
+from tidemill.dags.triggers.stream_key import write_key
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Key:
 
 def test_equal_keys_have_the_same_text_in_every_process() -> None:
     code = (
-        "from tidemill.dags.stream_key import write_key\n"
+        "from tidemill.dags.triggers.stream_key import write_key\n"
         "print(write_key(('kafka', frozenset(f'topic{n}' for n in range(50)))))"
     )
     texts = {

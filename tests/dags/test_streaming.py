@@ -12,11 +12,11 @@ from tests.dags.attempts import Services as StoreServices
 
 from tidemill.core.tasks.endings import Deferral, Failure, Idle, Skip
 from tidemill.dags import DAG, BaseOperator
-from tidemill.dags.batch_services import BatchServices
+from tidemill.dags.attempt.batch_services import BatchServices
+from tidemill.dags.attempt.streaming import AttemptIdle, StreamAction, StreamPlan, StreamRun, StreamTaskEnd
+from tidemill.dags.attempt.task_services import NO_WRITES, BatchWrites
 from tidemill.dags.exceptions import DagError, TaskDeferralError, TaskDeferred, TaskFailed, TaskTimeout
-from tidemill.dags.running import run_attempt
-from tidemill.dags.streaming import AttemptIdle, StreamAction, StreamPlan, StreamRun, StreamTaskEnd
-from tidemill.dags.task_services import NO_WRITES, BatchWrites
+from tidemill.dags.execution.running import run_attempt
 from tidemill.runtime.json.codec import decode, encode
 from tidemill.store.calls.stream_calls import StreamBatch, StreamEvent
 from tidemill.store.calls.trigger_calls import EventEnding

@@ -16,7 +16,7 @@ from tests.until import wait_until
 from tidemill.core.errors import InvariantError, RemoteError, TidemillError
 from tidemill.core.tasks.endings import Failure, Success
 from tidemill.dags import DAG, TaskTimeout, task
-from tidemill.dags.results import AttemptResult
+from tidemill.dags.attempt.results import AttemptResult
 from tidemill.triggers.builtin.temporal import TimeDeltaTrigger
 
 

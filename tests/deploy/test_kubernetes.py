@@ -117,7 +117,7 @@ def test_the_arguments_are_those_of_the_command_and_the_handler_is_there(monkeyp
     parsed = command.make_context(name, list(arguments)).params
     assert str(parsed["config"]) == "/etc/tidemill/tidemill.yaml"
     monkeypatch.syspath_prepend(ROOT / "examples")
-    from tidemill.cli.handlers import load_handler
+    from tidemill.cli.pipelines.handlers import load_handler
 
     load_handler(parsed["handler"], ROOT / "examples")
 

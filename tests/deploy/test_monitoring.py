@@ -93,7 +93,7 @@ def test_alerts_lead_to_a_section_that_is_there() -> None:
 
 
 def test_what_prometheus_scrapes_is_the_default_address() -> None:
-    from tidemill.config.metrics_settings import MetricsSettings
+    from tidemill.config.sections.metrics_settings import MetricsSettings
 
     document = yaml.safe_load((PLACE / "prometheus.yaml").read_text())
     default = MetricsSettings()

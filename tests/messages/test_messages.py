@@ -24,13 +24,13 @@ from typer.testing import CliRunner
 
 from tidemill.cli.doctor.checks import Cluster, check_program, check_sink
 from tidemill.cli.doctor.folder_checks import CheckedFolder, check_folder
-from tidemill.cli.handlers import load_handler
 from tidemill.cli.main import app
+from tidemill.cli.pipelines.handlers import load_handler
 from tidemill.cli.topics.send import read_key
-from tidemill.config.executor_settings import ExecutorSettings
-from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.config.loading import load_settings
-from tidemill.config.metrics_settings import MetricsSettings
+from tidemill.config.sections.executor_settings import ExecutorSettings
+from tidemill.config.sections.kafka_settings import KafkaSettings
+from tidemill.config.sections.metrics_settings import MetricsSettings
 from tidemill.config.settings import Settings
 from tidemill.core.ranges import check_order, parse_position
 from tidemill.pipeline.checks import check_action, check_collect_result, check_tasks

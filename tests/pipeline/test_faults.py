@@ -11,7 +11,7 @@ from tests.faults import FaultyProxy, LineServer, LineSink
 from tests.pipeline.conftest import P0, Rig, message
 from tests.until import LIMIT_SECONDS, until
 
-from tidemill.config.delivery_settings import DeliverySettings
+from tidemill.config.sections.delivery_settings import DeliverySettings
 from tidemill.core.errors import RemoteError
 from tidemill.deadletters.letter import LetterKind
 from tidemill.pipeline.delivery.outbox import Outbox

@@ -11,9 +11,9 @@ from typing import Any
 import pydantic
 import pytest
 
-from tidemill.config.delivery_settings import DeliverySettings
+from tidemill.config.sections.delivery_settings import DeliverySettings
+from tidemill.config.sections.sink_settings import FilesystemSinkSettings, MongoSinkSettings, RedisSinkSettings
 from tidemill.config.settings import Settings
-from tidemill.config.sink_settings import FilesystemSinkSettings, MongoSinkSettings, RedisSinkSettings
 from tidemill.core.deadletters.redrive import UnsentReason
 from tidemill.core.errors import RemoteError
 from tidemill.deadletters.letter import Letter, LetterKind, describe_sources

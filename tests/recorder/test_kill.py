@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.until import wait_until
 
-from tidemill.config.debug_settings import DebugSettings
+from tidemill.config.sections.debug_settings import DebugSettings
 from tidemill.recorder.reading.queries import EventQuery, MessageQuery
 from tidemill.recorder.reading.reader import Reader
 from tidemill.recorder.writing.writer import RecordWriter
@@ -22,7 +22,7 @@ RUN = 1_000_000
 DRIVER = f"""
     import sys, time
     from tests.recorder.rows import START, message, messages
-    from tidemill.config.debug_settings import DebugSettings
+    from tidemill.config.sections.debug_settings import DebugSettings
     from tidemill.core.recorder.sealing import SealPolicy
     from tidemill.recorder.format.events import EventKind, RecordedEvent
     from tidemill.recorder.format.schema import RowTable

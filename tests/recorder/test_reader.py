@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from tests.recorder.rows import START, TOPIC, message, messages, task, tasks
 from tests.until import wait_until
 
-from tidemill.config.debug_settings import DebugSettings
+from tidemill.config.sections.debug_settings import DebugSettings
 from tidemill.core.recorder.cursor import WrongCursorError
 from tidemill.core.recorder.sealing import SealPolicy
 from tidemill.recorder.format.events import EventKind, RecordedEvent

@@ -25,7 +25,7 @@ from structlog.testing import capture_logs
 from tests.recorder.rows import START, message, messages, task, tasks
 from tests.until import wait_until
 
-from tidemill.config.debug_settings import DebugSettings
+from tidemill.config.sections.debug_settings import DebugSettings
 from tidemill.core.recorder.sealing import SealPolicy
 from tidemill.recorder.format import file_layout
 from tidemill.recorder.format.counts import Counts
@@ -213,7 +213,7 @@ def test_what_was_lost_is_said_when_rows_are_recorded_again_and_at_the_end(tmp_p
 LIMITED = """
     import resource, sys
     from tests.recorder.rows import START, message, messages
-    from tidemill.config.debug_settings import DebugSettings
+    from tidemill.config.sections.debug_settings import DebugSettings
     from tidemill.recorder.format.events import EventKind, RecordedEvent
     from tidemill.recorder.format.schema import RowTable
     from tidemill.recorder.writing.writer import RecordWriter
@@ -457,7 +457,7 @@ KILLED = """
     import os, signal, sys
     from pathlib import Path
     from tests.recorder.rows import message, messages, task, tasks
-    from tidemill.config.debug_settings import DebugSettings
+    from tidemill.config.sections.debug_settings import DebugSettings
     from tidemill.core.recorder.sealing import SealPolicy
     from tidemill.recorder.format.schema import RowTable
     from tidemill.recorder.writing.writer import RecordWriter

@@ -16,7 +16,7 @@ import pytest
 import structlog
 from tests.until import until
 
-from tidemill.config.kafka_settings import KafkaSettings
+from tidemill.config.sections.kafka_settings import KafkaSettings
 from tidemill.core.errors import RemoteError
 from tidemill.runtime.files import lock
 from tidemill.runtime.sockets import control_socket

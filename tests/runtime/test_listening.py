@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from tidemill.config.metrics_settings import MetricsSettings
+from tidemill.config.sections.metrics_settings import MetricsSettings
 from tidemill.core.errors import ConfigError
 from tidemill.runtime.sockets import ports
 from tidemill.runtime.sockets.port_owners import PortClaim, PortOwners

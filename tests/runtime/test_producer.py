@@ -11,7 +11,7 @@ from typing import Any
 import confluent_kafka as ck
 import pytest
 
-from tidemill.config.kafka_settings import KafkaSettings
+from tidemill.config.sections.kafka_settings import KafkaSettings
 from tidemill.core.errors import ConfigError
 from tidemill.runtime.embedded.broker import EmbeddedBroker
 from tidemill.runtime.kafka.producer import LoopProducer, is_too_large, make_producer_config, worth_retrying

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.core.tasks.structure import DagStructure, ParamStructure, ScheduleStructure, TaskStructure
-from tidemill.dags.structures import read_structure, write_structure
+from tidemill.dags.structure.structures import read_structure, write_structure
 
 names = st.text("abc", min_size=1, max_size=3)
 texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=5)

@@ -25,7 +25,7 @@ from tidemill.runtime.process.warden import ENGINE_ID_VARIABLE, Warden, marked
 #: Stands for an engine: a warden, children as the executor starts them, then it waits to be killed.
 ENGINE = """
 import asyncio, os, sys, time
-from tidemill.config.executor_settings import ExecutorSettings
+from tidemill.config.sections.executor_settings import ExecutorSettings
 from tidemill.pipeline.tasks.executor import Executor
 from tidemill.runtime.process.kept_warden import KeptWarden
 from tidemill.runtime.process.warden import Warden

@@ -17,8 +17,8 @@ from tests.docs.snippets import ROOT, blocks
 from tests.sinks.servers import HttpDouble, MongoServer, ValkeyServer
 from tests.store.server import PostgresServer
 
-from tidemill.config.kafka_settings import KafkaSettings
-from tidemill.config.sink_settings import (
+from tidemill.config.sections.kafka_settings import KafkaSettings
+from tidemill.config.sections.sink_settings import (
     FilesystemSinkSettings,
     HttpSinkSettings,
     KafkaSinkSettings,

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from tests import prepared
 
-from tidemill.config.sink_settings import FilesystemSinkSettings
+from tidemill.config.sections.sink_settings import FilesystemSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError, TargetMissingError
 from tidemill.sinks import base_folder, file_replacement, files
 from tidemill.sinks.base import Sink
@@ -514,7 +514,7 @@ async def test_the_disk_has_content_and_name_before_a_replaced_file_is_confirmed
 
 SETUP = """
 import asyncio, json, os, resource, signal, sys
-from tidemill.config.sink_settings import FilesystemSinkSettings
+from tidemill.config.sections.sink_settings import FilesystemSinkSettings
 from tidemill.sinks.files import FilesystemSink
 from tidemill.sinks.payloads import FilePayload
 

@@ -18,8 +18,8 @@ from tests.faults import FaultyProxy
 from tests.sinks.servers import Answer, HttpDouble, Request
 from tests.until import slack
 
-from tidemill.config.delivery_settings import DeliverySettings
-from tidemill.config.sink_settings import HttpSinkSettings
+from tidemill.config.sections.delivery_settings import DeliverySettings
+from tidemill.config.sections.sink_settings import HttpSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.pipeline.delivery.outbox import Outbox
 from tidemill.pipeline.delivery.routing import Origin

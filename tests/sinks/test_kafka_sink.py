@@ -13,8 +13,8 @@ import confluent_kafka as ck
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 
-from tidemill.config.kafka_settings import KafkaSettings
-from tidemill.config.sink_settings import KafkaSinkSettings
+from tidemill.config.sections.kafka_settings import KafkaSettings
+from tidemill.config.sections.sink_settings import KafkaSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.embedded.broker import EmbeddedBroker, free_port
 from tidemill.runtime.kafka.producer import Outcomes, Record

@@ -17,7 +17,7 @@ from pymongo.asynchronous.mongo_client import AsyncMongoClient
 from tests.faults import FaultyProxy
 from tests.sinks.servers import MongoDouble, MongoServer
 
-from tidemill.config.sink_settings import MongoSinkSettings
+from tidemill.config.sections.sink_settings import MongoSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.embedded.broker import free_port
 from tidemill.sinks.base import Sink

@@ -30,7 +30,7 @@ FIELD = "    lines: Sequence[LinesPayload] = ()\n"
 ENTRY = """        SinkType(
             name="lines",
             plural="Files",
-            settings="tidemill.config.sink_settings:LinesSinkSettings",
+            settings="tidemill.config.sections.sink_settings:LinesSinkSettings",
             payload="tidemill.sinks.payloads:LinesPayload",
             field="lines",
             sink="tidemill.sinks.lines:LinesSink",

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.store.server import PostgresServer
 
-from tidemill.config.sink_settings import PostgresSinkSettings
+from tidemill.config.sections.sink_settings import PostgresSinkSettings
 from tidemill.deadletters.payloads import encode_payload, restore_fields
 from tidemill.sinks.base import to_json
 from tidemill.sinks.payloads import PostgresPayload

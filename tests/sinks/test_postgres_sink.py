@@ -16,7 +16,7 @@ import pytest
 from tests.faults import FaultyProxy
 from tests.store.server import PostgresServer
 
-from tidemill.config.sink_settings import PostgresSinkSettings
+from tidemill.config.sections.sink_settings import PostgresSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.embedded.broker import free_port
 from tidemill.sinks.base import Refusal, Sink

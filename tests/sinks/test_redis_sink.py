@@ -14,7 +14,7 @@ from redis import asyncio as aioredis
 from tests.faults import FaultyProxy
 from tests.sinks.servers import ValkeyServer
 
-from tidemill.config.sink_settings import RedisSinkSettings
+from tidemill.config.sections.sink_settings import RedisSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.embedded.broker import free_port
 from tidemill.sinks.base import Sink

@@ -12,8 +12,8 @@ import pytest
 from tests.sinks.servers import HttpDouble
 from tests.store.server import PostgresServer
 
-from tidemill.config.kafka_settings import KafkaSettings
-from tidemill.config.sink_settings import HttpSinkSettings, KafkaSinkSettings, PostgresSinkSettings
+from tidemill.config.sections.kafka_settings import KafkaSettings
+from tidemill.config.sections.sink_settings import HttpSinkSettings, KafkaSinkSettings, PostgresSinkSettings
 from tidemill.sinks.base import Sink
 from tidemill.sinks.http import HttpSink
 from tidemill.sinks.kafka import KafkaSink

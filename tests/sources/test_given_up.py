@@ -12,7 +12,7 @@ from tests.sources.test_kafka import Events, carry_out
 from tests.sources.test_transactional_producer import Moving, Producer, error
 from tests.sources.topic_ids import ScriptedIds
 
-from tidemill.config.kafka_settings import KafkaSettings
+from tidemill.config.sections.kafka_settings import KafkaSettings
 from tidemill.config.settings import Settings
 from tidemill.sources.base import CommitStatus, Fatal, Outgoing
 from tidemill.sources.kafka import KafkaSource

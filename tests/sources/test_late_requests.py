@@ -14,7 +14,7 @@ from tests.sources import kafka_proxy
 from tests.sources.kafka_proxy import END_TXN, TXN_OFFSET_COMMIT, KafkaProxy, proxied_broker
 from tests.until import wait_until
 
-from tidemill.config.kafka_settings import KafkaSettings
+from tidemill.config.sections.kafka_settings import KafkaSettings
 from tidemill.core.delivery.transaction import ProducerCall, TransactionEnd
 from tidemill.runtime.embedded.broker import EmbeddedBroker
 from tidemill.sources.base import Outgoing

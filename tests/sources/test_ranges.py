@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 from tests.foreign_client import send_with_headers
 from tests.until import wait_until
 
-from tidemill.config.kafka_settings import KafkaSettings
+from tidemill.config.sections.kafka_settings import KafkaSettings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import RemoteError
 from tidemill.core.ranges import Offset, OffsetRange, PartitionEdge, TimeBound

@@ -12,7 +12,7 @@ import confluent_kafka as ck
 import pytest
 from tests.until import slack, wait_until
 
-from tidemill.config.kafka_settings import KafkaSettings
+from tidemill.config.sections.kafka_settings import KafkaSettings
 from tidemill.core.delivery.transaction import RecordVerdict, TransactionEnd
 from tidemill.sources.base import Fatal, Outgoing
 from tidemill.sources.group_metadata import is_member

@@ -24,7 +24,7 @@ from tests.runtime.metrics.asking import ask, scrape
 from tests.until import slack, wait_until
 
 import tidemill
-from tidemill.config.metrics_settings import MetricsSettings
+from tidemill.config.sections.metrics_settings import MetricsSettings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, HandlerError, RemoteError, SinkNotConfiguredError
 from tidemill.pipeline.handler.base import Handler

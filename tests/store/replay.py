@@ -46,7 +46,7 @@ from tidemill.core.tasks.inputs import (
 )
 from tidemill.core.tasks.task_row import TaskRow
 from tidemill.store.dag_tables import task_instance, task_journal
-from tidemill.store.queries.dags.task_rows import COLUMNS, TaskEntry, read_runs
+from tidemill.store.queries.dags.state.task_rows import COLUMNS, TaskEntry, read_runs
 
 
 @dataclass(frozen=True, slots=True)

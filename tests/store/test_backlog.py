@@ -21,8 +21,8 @@ from tidemill.store.calls.task_calls import EmitItems
 from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt, WorkerAnswer
 from tidemill.store.dag_tables import HOLDS_SLOTS, dag_run, dag_version, task_instance, task_map
 from tidemill.store.database import Database
-from tidemill.store.queries.dags.map_backlog import find_consumers
-from tidemill.store.queries.dags.task_rows import load_plan
+from tidemill.store.queries.dags.items.backlog import find_consumers
+from tidemill.store.queries.dags.state.task_rows import load_plan
 
 SECOND = 1_000_000
 Key = tuple[int, int]

@@ -7,7 +7,7 @@ from sqlalchemy import func, select, update
 from tests.store.dags import Player, dag, task
 from tests.store.test_maps import end, mapped
 
-from tidemill.config.triggerer_settings import StoreSettings
+from tidemill.config.sections.triggerer_settings import StoreSettings
 from tidemill.core.tasks.endings import Success
 from tidemill.core.tasks.structure import DagStructure, MapSource, ParamStructure
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
@@ -16,7 +16,7 @@ from tidemill.store.calls.run_calls import CreateRun, StageConfItems
 from tidemill.store.calls.task_calls import GetValuePage
 from tidemill.store.dag_tables import map_item
 from tidemill.store.database import Database
-from tidemill.store.queries.dags import conf_lists
+from tidemill.store.queries.dags.items import conf_lists
 from tidemill.store.run_retention import RunRetention
 
 ROWS = MapSource("param", key="rows")

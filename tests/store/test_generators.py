@@ -10,8 +10,8 @@ from tidemill.core.tasks.endings import Skip
 from tidemill.core.tasks.structure import MapSource, MapStructure, TaskStructure
 from tidemill.store.calls.task_calls import EmitItems, GetValuePage
 from tidemill.store.database import Database
-from tidemill.store.queries.dags import map_items
-from tidemill.store.queries.dags.map_items import read_range
+from tidemill.store.queries.dags.items import items as map_items
+from tidemill.store.queries.dags.items.items import read_range
 
 GENERATOR = task("g", is_generator=True)
 OVER_IT = MapStructure(("x",), (MapSource("generator", "g"),))

@@ -29,7 +29,7 @@ from tidemill.store.calls.xcom_calls import ListXComs
 from tidemill.store.dag_tables import task_iteration, task_part
 from tidemill.store.database import Database
 from tidemill.store.engines.opening import open_store
-from tidemill.store.queries.dags.run_retention import RunRemoval, remove_part
+from tidemill.store.queries.dags.runs.run_retention import RunRemoval, remove_part
 
 GENERATOR = MapSource("generator", "g", "return_value")
 

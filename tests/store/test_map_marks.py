@@ -13,7 +13,7 @@ from sqlalchemy import Connection, create_engine, delete, insert, select
 
 from tidemill.core.tasks.expansion import Look, MapPolicy, MapRow, feed
 from tidemill.store.dag_tables import task_map
-from tidemill.store.queries.dags.map_rows import MapWrites, write_maps
+from tidemill.store.queries.dags.state.map_rows import MapWrites, write_maps
 
 COUNTS = ("waiting", "unfinished", "retrying", "success", "failed", "upstream_failed", "skipped")
 

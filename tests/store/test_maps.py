@@ -21,7 +21,7 @@ from tidemill.store.calls.trigger_calls import ClaimTriggers, FiredEvent, StoreE
 from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt
 from tidemill.store.dag_tables import map_item, task_instance, task_journal, task_map
 from tidemill.store.database import Database
-from tidemill.store.queries.dags.run_retention import RunRemoval, remove_part
+from tidemill.store.queries.dags.runs.run_retention import RunRemoval, remove_part
 
 
 def literal(length: int) -> MapSource:

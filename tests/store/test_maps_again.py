@@ -20,7 +20,7 @@ from tidemill.store.calls.task_calls import GetValuePage
 from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt
 from tidemill.store.dag_tables import task_instance, task_map
 from tidemill.store.database import Database
-from tidemill.store.queries.dags import maps
+from tidemill.store.queries.dags.maps import maps
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from tidemill.store.calls.task_calls import GetValuePage
 from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt
 from tidemill.store.dag_tables import map_item, task_instance, task_map
 from tidemill.store.database import Database
-from tidemill.store.queries.dags import maps
-from tidemill.store.queries.dags.map_queue import QUEUE
-from tidemill.store.queries.dags.run_retention import RunRemoval, remove_part
+from tidemill.store.queries.dags.maps import maps
+from tidemill.store.queries.dags.runs.run_retention import RunRemoval, remove_part
+from tidemill.store.queries.dags.state.map_queue import QUEUE
 
 
 def over(name: str, key: str = "return_value") -> MapSource:

@@ -26,7 +26,7 @@ from tidemill.store.calls.task_calls import EmitItems
 from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt, OutcomeKind
 from tidemill.store.dag_tables import task_instance, task_map
 from tidemill.store.engines.opening import open_store
-from tidemill.store.queries.dags.stored_sources import read_sources
+from tidemill.store.queries.dags.items.stored_sources import read_sources
 
 STEPS, ITEMS = 40, 6
 COUNTS = ("waiting", "unfinished", "retrying", "success", "failed", "upstream_failed", "skipped")

@@ -21,11 +21,12 @@ from tidemill.store.ciphers import Cipher
 from tidemill.store.context import build_context
 from tidemill.store.dag_tables import dag_run, task_instance
 from tidemill.store.database import Database
-from tidemill.store.queries.dags import map_turns, transition
-from tidemill.store.queries.dags.map_turns import expand_maps
-from tidemill.store.queries.dags.runs import start_runs
-from tidemill.store.queries.dags.task_rows import locate_tasks
-from tidemill.store.queries.dags.transition import Board
+from tidemill.store.queries.dags.maps import turns as map_turns
+from tidemill.store.queries.dags.maps.turns import expand_maps
+from tidemill.store.queries.dags.runs.runs import start_runs
+from tidemill.store.queries.dags.state import transition
+from tidemill.store.queries.dags.state.task_rows import locate_tasks
+from tidemill.store.queries.dags.state.transition import Board
 
 
 @pytest.fixture

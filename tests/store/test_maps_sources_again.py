@@ -17,9 +17,9 @@ from tidemill.store.calls.run_calls import RunRecord
 from tidemill.store.calls.task_calls import EmitItems, GetValuePage
 from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt
 from tidemill.store.database import Database
-from tidemill.store.queries.dags.map_backlog import read_size
-from tidemill.store.queries.dags.map_items import find_changes, read_range, replace_items, select_items
-from tidemill.store.queries.dags.map_results import copy_pairs
+from tidemill.store.queries.dags.items.backlog import read_size
+from tidemill.store.queries.dags.items.items import find_changes, read_range, replace_items, select_items
+from tidemill.store.queries.dags.items.results import copy_pairs
 
 KINDS = pytest.mark.parametrize("kind", ["xcom", "generator"])
 

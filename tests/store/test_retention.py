@@ -9,7 +9,7 @@ from sqlalchemy import Connection, text
 from tests.store.helpers import NOW_US, all_events, claimed
 from tests.until import until
 
-from tidemill.config.triggerer_settings import StoreSettings
+from tidemill.config.sections.triggerer_settings import StoreSettings
 from tidemill.core.triggers.event_plan import Duplicate, EventPlan, EventStored, NewEvent
 from tidemill.store.database import Database
 from tidemill.store.engines.postgres import open_postgres

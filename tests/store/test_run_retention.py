@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Connection, func, select, text, update
 from tests.store.dags import Player, add_elements, dag, encode, task
 
-from tidemill.config.triggerer_settings import StoreSettings
+from tidemill.config.sections.triggerer_settings import StoreSettings
 from tidemill.core.tasks.endings import Deferral, Failure, Success
 from tidemill.store import run_retention
 from tidemill.store.calls.instance_calls import ClearTasks
@@ -30,7 +30,7 @@ from tidemill.store.dag_tables import (
     xcom,
 )
 from tidemill.store.database import Database
-from tidemill.store.queries.dags.run_retention import TASKS, RemovedPart, RunRemoval, remove_part
+from tidemill.store.queries.dags.runs.run_retention import TASKS, RemovedPart, RunRemoval, remove_part
 from tidemill.store.run_retention import RunRetention
 from tidemill.store.tables import trigger, trigger_cursor, trigger_event, trigger_identity
 

@@ -10,7 +10,7 @@ from tests.recorder.rows import message, messages, task, tasks
 from tests.until import wait_until
 from tests.web.scripted_pipeline import SCRIPT, SECRET
 
-from tidemill.config.debug_settings import DebugSettings
+from tidemill.config.sections.debug_settings import DebugSettings
 from tidemill.deadletters.letter import LetterKind
 from tidemill.recorder.format.events import EventKind, RecordedEvent
 from tidemill.recorder.format.schema import RowTable

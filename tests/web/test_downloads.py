@@ -18,7 +18,7 @@ from tests.web.recordings import COUNT, record
 from tests.web.scripted_pipeline import ScriptedPipeline
 from tests.web.serving import connect, log_in
 
-from tidemill.config.debug_settings import DebugSettings
+from tidemill.config.sections.debug_settings import DebugSettings
 from tidemill.core.recorder.sealing import SealPolicy
 from tidemill.recorder.format.schema import RowTable
 from tidemill.recorder.reading.queries import MessageQuery

@@ -18,9 +18,9 @@ from tests.until import slack, wait_until
 from tests.web.scripted_pipeline import SCRIPT, ScriptedPipeline
 from tests.web.serving import log_in
 
-from tidemill.config.debug_settings import DebugSettings
 from tidemill.config.redaction import redact
-from tidemill.config.web_settings import PeerSettings
+from tidemill.config.sections.debug_settings import DebugSettings
+from tidemill.config.sections.web_settings import PeerSettings
 from tidemill.recorder.format.events import EventKind, RecordedEvent
 from tidemill.recorder.format.schema import RowTable
 from tidemill.recorder.writing.writer import RecordWriter

@@ -10,7 +10,7 @@ import pytest
 from tests.web.scripted_pipeline import SCRIPT, ScriptedPipeline
 from tests.web.serving import log_in
 
-from tidemill.config.debug_settings import DebugSettings
+from tidemill.config.sections.debug_settings import DebugSettings
 from tidemill.runtime.metrics.definitions import Kind
 from tidemill.spark.live.pipeline_metrics import DEFINITIONS
 from tidemill.web.pipeline.prometheus import list_queries

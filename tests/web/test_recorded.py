@@ -18,7 +18,7 @@ from tests.web.recordings import COUNT, ERROR_CLASS, FAILED, KEY, REFUSED, TOPIC
 from tests.web.scripted_pipeline import SCRIPT, SECRET, ScriptedPipeline
 from tests.web.serving import log_in
 
-from tidemill.config.debug_settings import DebugSettings
+from tidemill.config.sections.debug_settings import DebugSettings
 from tidemill.pipeline.handler.models import ErrorKind
 from tidemill.recorder.format.counts import Counts
 from tidemill.recorder.format.events import EventKind, RecordedEvent

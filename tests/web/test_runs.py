@@ -18,7 +18,7 @@ from tests.until import wait_until
 from tests.web.scripted_pipeline import SCRIPT, ScriptedPipeline
 from tests.web.serving import log_in
 
-from tidemill.config.debug_settings import DebugSettings
+from tidemill.config.sections.debug_settings import DebugSettings
 from tidemill.recorder.format.counts import Counts, add_workers
 from tidemill.recorder.format.events import EventKind, RecordedEvent
 from tidemill.recorder.format.schema import RowTable

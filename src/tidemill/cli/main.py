@@ -13,14 +13,16 @@ from typing import Annotated
 
 import typer
 
-from tidemill.cli import backfill, broker, config, init, pause, release, run, status, triggers, web
+from tidemill.cli import broker, config, init, web
 from tidemill.cli.dags import dags, dev, objects, runs, services, tasks
 from tidemill.cli.dlq import dlq
 from tidemill.cli.doctor import doctor
 from tidemill.cli.help import App
+from tidemill.cli.pipelines import backfill, pause, release, run, status
 from tidemill.cli.recordings import record, trace
 from tidemill.cli.reporting import find_system_cause, print_error, reporting
 from tidemill.cli.topics import consume, send
+from tidemill.cli.triggers import triggers
 from tidemill.runtime.log.startup import log_to_stderr
 from tidemill.runtime.process.exitcode import find_exit_code
 

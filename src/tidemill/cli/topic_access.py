@@ -15,7 +15,7 @@ from tidemill.cli.completion import complete_topics
 from tidemill.core.errors import ConfigError, RemoteError
 
 if TYPE_CHECKING:
-    from tidemill.config.kafka_settings import KafkaSettings
+    from tidemill.config.sections.kafka_settings import KafkaSettings
     from tidemill.config.settings import Settings
 
 ClientT = TypeVar("ClientT")

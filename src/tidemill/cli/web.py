@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import socket
     from types import FrameType
 
-    from tidemill.config.debug_settings import DebugSettings
+    from tidemill.config.sections.debug_settings import DebugSettings
     from tidemill.config.settings import Settings
     from tidemill.services.hosts.store_thread import StoreThread
     from tidemill.web.server import WebServer
@@ -131,7 +131,7 @@ def _listen(debug: DebugSettings) -> socket.socket:
     Raises:
         ConfigError: No port is free, or the address is not protected by users or tokens.
     """
-    from tidemill.config.web_settings import is_loopback
+    from tidemill.config.sections.web_settings import is_loopback
     from tidemill.runtime.sockets.ports import Purpose, listen
 
     if not is_loopback(debug.host) and not (debug.users or debug.tokens):

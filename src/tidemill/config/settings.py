@@ -9,17 +9,17 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-from tidemill.config.dags_settings import DagsSettings
-from tidemill.config.debug_settings import DebugSettings
-from tidemill.config.delivery_settings import DeadLetterSettings, DeliverySettings
-from tidemill.config.executor_settings import ExecutorSettings
-from tidemill.config.kafka_settings import KafkaSettings
-from tidemill.config.metrics_settings import MetricsSettings
-from tidemill.config.section import NonEmpty, Section, to_upper
-from tidemill.config.services_settings import ServicesSettings
-from tidemill.config.sinks_settings import SinksSettings
-from tidemill.config.triggerer_settings import StoreSettings, TriggererSettings
-from tidemill.config.worker_settings import LogsSettings, WorkerSettings
+from tidemill.config.sections.dags_settings import DagsSettings
+from tidemill.config.sections.debug_settings import DebugSettings
+from tidemill.config.sections.delivery_settings import DeadLetterSettings, DeliverySettings
+from tidemill.config.sections.executor_settings import ExecutorSettings
+from tidemill.config.sections.kafka_settings import KafkaSettings
+from tidemill.config.sections.metrics_settings import MetricsSettings
+from tidemill.config.sections.section import NonEmpty, Section, to_upper
+from tidemill.config.sections.services_settings import ServicesSettings
+from tidemill.config.sections.sinks_settings import SinksSettings
+from tidemill.config.sections.triggerer_settings import StoreSettings, TriggererSettings
+from tidemill.config.sections.worker_settings import LogsSettings, WorkerSettings
 
 
 class LoggingSettings(Section):

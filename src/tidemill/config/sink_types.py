@@ -49,7 +49,7 @@ SINK_TYPES: Mapping[str, SinkType] = {
         SinkType(
             name="kafka",
             plural="Topics",
-            settings="tidemill.config.sink_settings:KafkaSinkSettings",
+            settings="tidemill.config.sections.sink_settings:KafkaSinkSettings",
             payload="tidemill.sinks.payloads:KafkaPayload",
             field="kafka",
             sink="tidemill.sinks.kafka:KafkaSink",
@@ -58,7 +58,7 @@ SINK_TYPES: Mapping[str, SinkType] = {
         SinkType(
             name="postgres",
             plural="PostgreSQL databases",
-            settings="tidemill.config.sink_settings:PostgresSinkSettings",
+            settings="tidemill.config.sections.sink_settings:PostgresSinkSettings",
             payload="tidemill.sinks.payloads:PostgresPayload",
             field="postgres",
             sink="tidemill.sinks.postgres:PostgresSink",
@@ -67,7 +67,7 @@ SINK_TYPES: Mapping[str, SinkType] = {
         SinkType(
             name="mongo",
             plural="MongoDB databases",
-            settings="tidemill.config.sink_settings:MongoSinkSettings",
+            settings="tidemill.config.sections.sink_settings:MongoSinkSettings",
             payload="tidemill.sinks.payloads:MongoPayload",
             field="mongo",
             sink="tidemill.sinks.mongo:MongoSink",
@@ -76,7 +76,7 @@ SINK_TYPES: Mapping[str, SinkType] = {
         SinkType(
             name="http",
             plural="HTTP endpoints",
-            settings="tidemill.config.sink_settings:HttpSinkSettings",
+            settings="tidemill.config.sections.sink_settings:HttpSinkSettings",
             payload="tidemill.sinks.payloads:HttpPayload",
             field="http",
             sink="tidemill.sinks.http:HttpSink",
@@ -85,7 +85,7 @@ SINK_TYPES: Mapping[str, SinkType] = {
         SinkType(
             name="redis",
             plural="Redis databases",
-            settings="tidemill.config.sink_settings:RedisSinkSettings",
+            settings="tidemill.config.sections.sink_settings:RedisSinkSettings",
             payload="tidemill.sinks.payloads:RedisPayload",
             field="redis",
             sink="tidemill.sinks.redis:RedisSink",
@@ -95,7 +95,7 @@ SINK_TYPES: Mapping[str, SinkType] = {
         SinkType(
             name="filesystem",
             plural="Folders",
-            settings="tidemill.config.sink_settings:FilesystemSinkSettings",
+            settings="tidemill.config.sections.sink_settings:FilesystemSinkSettings",
             payload="tidemill.sinks.payloads:FilePayload",
             field="files",
             sink="tidemill.sinks.files:FilesystemSink",

@@ -11,8 +11,12 @@ from typing import TYPE_CHECKING
 from tidemill.lazy_exports import load_export
 
 if TYPE_CHECKING:
-    from tidemill.dags.connection import BaseHook, Connection
-    from tidemill.dags.current import get_current_context
+    from tidemill.dags.attempt.current import get_current_context
+    from tidemill.dags.attempt.lazy_context import Context
+    from tidemill.dags.attempt.lazy_sequence import LazySequence
+    from tidemill.dags.attempt.streaming import DeliveredEvent, StreamAction
+    from tidemill.dags.context.connection import BaseHook, Connection
+    from tidemill.dags.context.variable import Variable
     from tidemill.dags.decorators import setup, task, teardown
     from tidemill.dags.definition import DAG, dag
     from tidemill.dags.edges import EdgeModifier, Label, chain, chain_linear, cross_downstream
@@ -34,8 +38,6 @@ if TYPE_CHECKING:
     )
     from tidemill.dags.group import TaskGroup
     from tidemill.dags.group_function import task_group
-    from tidemill.dags.lazy_context import Context
-    from tidemill.dags.lazy_sequence import LazySequence
     from tidemill.dags.looping import LoopDecision, LoopState
     from tidemill.dags.operator import BaseOperator
     from tidemill.dags.operators.bash import BashOperator
@@ -59,18 +61,16 @@ if TYPE_CHECKING:
         TimeSensor,
         TimeSensorAsync,
     )
-    from tidemill.dags.streaming import DeliveredEvent, StreamAction
     from tidemill.dags.templates import literal
-    from tidemill.dags.variable import Variable
     from tidemill.dags.xcom_arg import XComArg
     from tidemill.triggers.base import StartTriggerArgs
 
 _MODULES = {
-    ".connection": ("BaseHook", "Connection"),
-    ".lazy_context": ("Context",),
-    ".lazy_sequence": ("LazySequence",),
+    ".context.connection": ("BaseHook", "Connection"),
+    ".attempt.lazy_context": ("Context",),
+    ".attempt.lazy_sequence": ("LazySequence",),
     ".looping": ("LoopDecision", "LoopState"),
-    ".current": ("get_current_context",),
+    ".attempt.current": ("get_current_context",),
     ".definition": ("DAG", "dag"),
     ".decorators": ("setup", "task", "teardown"),
     ".edges": ("EdgeModifier", "Label", "chain", "chain_linear", "cross_downstream"),
@@ -114,9 +114,9 @@ _MODULES = {
         "TimeSensor",
         "TimeSensorAsync",
     ),
-    ".streaming": ("DeliveredEvent", "StreamAction"),
+    ".attempt.streaming": ("DeliveredEvent", "StreamAction"),
     ".templates": ("literal",),
-    ".variable": ("Variable",),
+    ".context.variable": ("Variable",),
     ".xcom_arg": ("XComArg",),
     "tidemill.triggers.base": ("StartTriggerArgs",),
 }

@@ -139,11 +139,11 @@ class TaskFunction:
         Raises:
             DagError: A limit is out of range.
         """
-        chunking = importlib.import_module("tidemill.dags.map_target").build_chunk(self._owner, max_items, max_wait)
+        chunking = importlib.import_module("tidemill.dags.maps.target").build_chunk(self._owner, max_items, max_wait)
         return self._change(self.options, self.shared, chunking)
 
     def expand(self, /, *args: Any, **sources: Any) -> PlainXComArg:
-        """Create a mapped task, and return its output; see `tidemill.dags.expanding.OperatorPartial.expand`.
+        """Create a mapped task, and return its output; see `tidemill.dags.maps.expanding.OperatorPartial.expand`.
 
         Raises:
             DagError: An argument is invalid.
@@ -153,7 +153,7 @@ class TaskFunction:
     def iterate(self, /, *args: Any, **sources: Any) -> PlainXComArg:
         """Create a task that runs for all values in one attempt, and return its output.
 
-        See `tidemill.dags.expanding.OperatorPartial.iterate`.
+        See `tidemill.dags.maps.expanding.OperatorPartial.iterate`.
 
         Raises:
             DagError: An argument is invalid, or the function cannot run like this.
@@ -169,7 +169,9 @@ class TaskFunction:
         return self._close(self._expanding.iterate_kwargs(self._target, kwargs, strict))
 
     def expand_kwargs(self, kwargs: Any, *, strict: bool = True) -> PlainXComArg:
-        """Create a mapped task, and return its output; see `tidemill.dags.expanding.OperatorPartial.expand_kwargs`.
+        """Create a mapped task, and return its output.
+
+        See `tidemill.dags.maps.expanding.OperatorPartial.expand_kwargs`.
 
         Raises:
             DagError: An argument is invalid.
@@ -178,7 +180,7 @@ class TaskFunction:
 
     @property
     def _expanding(self) -> Any:
-        return importlib.import_module("tidemill.dags.expanding")
+        return importlib.import_module("tidemill.dags.maps.expanding")
 
     @property
     def _owner(self) -> str:

@@ -16,12 +16,12 @@ from tidemill.dags import arguments
 from tidemill.dags.arguments import check_bool, check_int, check_text
 from tidemill.dags.exceptions import DagError, DuplicateTaskIdError
 from tidemill.dags.group import TaskGroup
-from tidemill.dags.mapped_group import MappedTaskGroup
+from tidemill.dags.maps.mapped_group import MappedTaskGroup
 from tidemill.dags.operator import BaseOperator, Callbacks
-from tidemill.dags.order import Linked, add_groups, check_cycles, find_relatives
 from tidemill.dags.params import Param, wrap_params
 from tidemill.dags.schedule import Schedule, describe_schedule
 from tidemill.dags.scope import note_dag, open_dags, open_groups
+from tidemill.dags.structure.order import Linked, add_groups, check_cycles, find_relatives
 from tidemill.dags.xcom_arg import DagParam
 
 

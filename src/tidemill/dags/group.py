@@ -1,7 +1,7 @@
 """Groups of tasks: folded together in the UI, and connected as a whole by edges.
 
 Groups exist only while a DAG is built and displayed; at run time there are only tasks. A mapped group is the exception:
-it runs once for each of its values (`tidemill.dags.mapped_group`).
+it runs once for each of its values (`tidemill.dags.maps.mapped_group`).
 
 Invariant: ids are unique across the tasks and groups of a DAG.
 """

@@ -12,7 +12,7 @@ from tidemill.dags.exceptions import DagError
 from tidemill.dags.group import GroupCall, GroupOutput
 from tidemill.dags.looping import LoopedTaskGroup, check_until
 from tidemill.dags.map_sources import ALL_ARGUMENTS, ExpandInput, read_dicts, read_source
-from tidemill.dags.mapped_group import MappedTaskGroup, check_names
+from tidemill.dags.maps.mapped_group import MappedTaskGroup, check_names
 
 #: The arguments of a mapped group itself, as opposed to those of the function.
 _OPTIONS: Final = ("max_outstanding", "max_failed_elements")

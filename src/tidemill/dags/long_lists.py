@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from tidemill.core.tasks.structure import MapSource
-from tidemill.dags.current import find_services
+from tidemill.dags.attempt.current import find_services
 from tidemill.dags.exceptions import TaskFailed
 from tidemill.dags.xcom_arg import RETURN_VALUE
 from tidemill.runtime.json.codec import encode

@@ -19,7 +19,7 @@ from tidemill.dags.arguments import check_int
 from tidemill.dags.edges import connect
 from tidemill.dags.exceptions import DagError, TaskFailed
 from tidemill.dags.map_sources import ExpandInput
-from tidemill.dags.mapped_group import MappedTaskGroup
+from tidemill.dags.maps.mapped_group import MappedTaskGroup
 from tidemill.dags.operator import BaseOperator
 from tidemill.dags.operators.python import select_context
 from tidemill.dags.xcom_arg import RETURN_VALUE, PlainXComArg

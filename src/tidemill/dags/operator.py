@@ -22,7 +22,7 @@ from tidemill.dags.group import TaskGroup, find_open_group
 from tidemill.dags.operator_arguments import check_names, collect_defaults, name_task
 from tidemill.dags.params import Param, wrap_params
 from tidemill.dags.scope import open_dags, open_teardowns
-from tidemill.dags.trigger_text import check_triggers
+from tidemill.dags.triggers.trigger_text import check_triggers
 from tidemill.dags.xcom_arg import PLAIN_TYPES, MappedArgument, PlainXComArg, list_outputs
 from tidemill.triggers.base import StartTriggerArgs
 
@@ -225,13 +225,13 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
         Args:
             args: None; arguments are passed by name.
             kwargs: Arguments of the operator, and those of the map: `max_outstanding`, `max_failed_elements` and
-                `map_index_template`, which `tidemill.dags.mapped.MappedOperator` describes.
+                `map_index_template`, which `tidemill.dags.maps.mapped.MappedOperator` describes.
 
         Returns:
-            A `tidemill.dags.expanding.OperatorPartial`.
+            A `tidemill.dags.maps.expanding.OperatorPartial`.
         """
         # That module imports this one, and few files need it.
-        return importlib.import_module("tidemill.dags.expanding").make_partial(cls, args, kwargs)
+        return importlib.import_module("tidemill.dags.maps.expanding").make_partial(cls, args, kwargs)
 
     def expand(self, *_args: Any, **_sources: Any) -> NoReturn:
         """Raise an error: a task that exists cannot be mapped, only what `partial` returns."""
@@ -345,7 +345,7 @@ class BaseOperator(TaskNode, metaclass=OperatorMeta):
             for output in list_outputs(owner, field, getattr(self, field)):
                 for task in output.iter_tasks():
                     connect(task, self)
-        # `dags.starting` checks the arguments of a trigger that starts the task.
+        # `dags.triggers.starting` checks the arguments of a trigger that starts the task.
         elsewhere = {*_NO_OUTPUTS, "trigger_kwargs"} if self.start_from_trigger else _NO_OUTPUTS
         for name, value in given.items():
             if type(value) not in PLAIN_TYPES and name not in self.template_fields and name not in elsewhere:

@@ -20,8 +20,8 @@ import jinja2.nativetypes
 import jinja2.runtime
 import jinja2.utils
 
+from tidemill.dags.attempt.lazy_context import LEFT_OUT
 from tidemill.dags.group import GroupOutput
-from tidemill.dags.lazy_context import LEFT_OUT
 from tidemill.dags.xcom_arg import RunValue
 
 _MARKS: Final = ("{{", "{%", "{#")

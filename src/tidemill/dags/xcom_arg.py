@@ -9,10 +9,10 @@ from datetime import datetime, timedelta
 from types import FunctionType, NoneType
 from typing import Any, Final, Protocol
 
+from tidemill.dags.attempt.lazy_sequence import LazySequence
 from tidemill.dags.edges import Node, TaskNode
 from tidemill.dags.exceptions import DagError
 from tidemill.dags.group import GroupOutput
-from tidemill.dags.lazy_sequence import LazySequence
 
 #: The key of a task's return value.
 RETURN_VALUE: Final = "return_value"

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
-from tidemill.config.executor_settings import ExecutorSettings
+from tidemill.config.sections.executor_settings import ExecutorSettings
 from tidemill.core.errors import describe_error
 from tidemill.core.pipeline.message_stage import MessageStage, OpenStage
 from tidemill.core.pipeline.window import Window, Windowing

@@ -26,14 +26,14 @@ from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, InvariantError, RemoteError
 from tidemill.core.tasks.endings import AttemptEnding, Deferral, Failure, Idle, Loss, Skip
 from tidemill.core.tasks.instance import format_instance
-from tidemill.dags.building import serialize_dag
-from tidemill.dags.current import serving
+from tidemill.dags.attempt.current import serving
+from tidemill.dags.attempt.results import AttemptResult
 from tidemill.dags.exceptions import DagError
+from tidemill.dags.execution.iterating import PlaceLeft
+from tidemill.dags.execution.running import run_attempt
 from tidemill.dags.file_errors import explain_file_error
-from tidemill.dags.iterating import PlaceLeft
 from tidemill.dags.loading import LoadedFile, load_file
-from tidemill.dags.results import AttemptResult
-from tidemill.dags.running import run_attempt
+from tidemill.dags.structure.building import serialize_dag
 from tidemill.runtime.files.folders import OwnedFolder
 from tidemill.services.conf_lists import send_lists
 from tidemill.services.dag_store import NoStoreError, open_dag_store
@@ -43,7 +43,7 @@ from tidemill.services.triggerer.hosting.ending import explain_fault
 from tidemill.services.triggerer.hosting.loading import create_trigger, encode_ending, encode_payload, read_identity
 from tidemill.services.triggerer.tasks.starts import StartRenderer
 from tidemill.services.triggerer.tasks.trigger_services import TriggerServices
-from tidemill.services.worker.task_services import StoreServices
+from tidemill.services.worker.task.services import StoreServices
 from tidemill.store.calls.call import Call, CallRefusedError
 from tidemill.store.calls.instance_calls import ListTasks
 from tidemill.store.calls.run_calls import CreateRun, GetRun, RunRecord

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidemill.config.dags_settings import DagsSettings
+from tidemill.config.sections.dags_settings import DagsSettings
 from tidemill.store.calls.service_calls import MapLimits
 
 

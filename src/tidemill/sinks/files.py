@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 import msgspec
 import structlog
 
-from tidemill.config.sink_settings import FilesystemSinkSettings
+from tidemill.config.sections.sink_settings import FilesystemSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError, TargetMissingError
 from tidemill.core.wording import shorten
 from tidemill.sinks import file_replacement

@@ -22,7 +22,7 @@ import httpx
 import msgspec
 
 from tidemill.config.redaction import PUBLIC_HEADERS, find_url_secrets, mask_secrets, redact_text
-from tidemill.config.sink_settings import HttpSinkSettings
+from tidemill.config.sections.sink_settings import HttpSinkSettings
 from tidemill.core.delivery.http_delivery import HttpVerdict, describe_body, judge_response, parse_retry_after
 from tidemill.core.delivery.http_request import build_headers, build_url, encode_form
 from tidemill.core.errors import ConfigError, RemoteError, describe_error

@@ -13,8 +13,8 @@ from typing import ClassVar
 import confluent_kafka as ck
 
 from tidemill.config.kafka_names import describe_creation
-from tidemill.config.kafka_settings import KafkaSettings
-from tidemill.config.sink_settings import KafkaSinkSettings
+from tidemill.config.sections.kafka_settings import KafkaSettings
+from tidemill.config.sections.sink_settings import KafkaSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.kafka.client import FRESH_TOPIC_SECONDS, TopicAdmin, make_client_config, scrub
 from tidemill.runtime.kafka.producer import (

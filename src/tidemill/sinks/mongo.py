@@ -22,7 +22,7 @@ from pymongo import errors as refused
 from pymongo.asynchronous.mongo_client import AsyncMongoClient
 
 from tidemill.config.redaction import find_url_secrets, mask_secrets, redact, redact_text
-from tidemill.config.sink_settings import MongoSinkSettings
+from tidemill.config.sections.sink_settings import MongoSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError, describe_error
 from tidemill.core.wording import shorten
 from tidemill.sinks.base import CHECK, Answers, Encoded, Refusal, Sink, close_within, to_mapping

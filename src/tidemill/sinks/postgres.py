@@ -16,7 +16,7 @@ import asyncpg
 import structlog
 
 from tidemill.config.redaction import find_url_secrets, mask_secrets, redact_text
-from tidemill.config.sink_settings import PostgresSinkSettings
+from tidemill.config.sections.sink_settings import PostgresSinkSettings
 from tidemill.core.delivery.sql_plan import Row, RowOperation, Shape
 from tidemill.core.errors import ConfigError, RemoteError, describe_error
 from tidemill.core.wording import shorten

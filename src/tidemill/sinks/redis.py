@@ -17,7 +17,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from tidemill.config.redaction import find_url_secrets, mask_secrets, redact_text
-from tidemill.config.sink_settings import RedisSinkSettings
+from tidemill.config.sections.sink_settings import RedisSinkSettings
 from tidemill.core.errors import ConfigError, RemoteError, describe_error
 from tidemill.core.wording import shorten
 from tidemill.sinks.base import CHECK, Answers, Encoded, Refusal, Sink, close_within

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import confluent_kafka as ck
 import structlog
 
-from tidemill.config.kafka_settings import KafkaSettings
+from tidemill.config.sections.kafka_settings import KafkaSettings
 from tidemill.core.pipeline.group_refusal import GroupTerms, JoinWatch
 from tidemill.runtime.log.setup import throttle
 from tidemill.sources.base import Fatal

@@ -12,7 +12,7 @@ from typing import Any
 import confluent_kafka as ck
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 
-from tidemill.config.kafka_settings import KafkaSettings
+from tidemill.config.sections.kafka_settings import KafkaSettings
 from tidemill.core.pipeline.group_refusal import GroupFacts
 from tidemill.runtime.kafka.client import LibraryLog, make_client_config
 

@@ -15,7 +15,7 @@ from typing import Any
 import confluent_kafka as ck
 import structlog
 
-from tidemill.config.kafka_settings import KafkaSettings
+from tidemill.config.sections.kafka_settings import KafkaSettings
 from tidemill.core.errors import RemoteError
 from tidemill.core.ranges import OffsetRange
 from tidemill.core.topic_identity import is_replaced

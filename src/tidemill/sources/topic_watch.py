@@ -13,7 +13,7 @@ from typing import NamedTuple
 import confluent_kafka as ck
 import structlog
 
-from tidemill.config.kafka_settings import KafkaSettings
+from tidemill.config.sections.kafka_settings import KafkaSettings
 from tidemill.core.topic_identity import TopicIdentity, split_mark
 from tidemill.runtime.kafka.client import make_client_config
 from tidemill.runtime.kafka.topic_ids import TopicIds

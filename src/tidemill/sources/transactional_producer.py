@@ -35,7 +35,7 @@ from typing import Any
 import confluent_kafka as ck
 import structlog
 
-from tidemill.config.kafka_settings import KafkaSettings
+from tidemill.config.sections.kafka_settings import KafkaSettings
 from tidemill.core.delivery.transaction import (
     Fence,
     ProducerCall,

@@ -19,8 +19,8 @@ import confluent_kafka as ck
 import structlog
 
 from tidemill.config.kafka_names import describe_creation
-from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.config.loading import NO_TOPIC, revalidate
+from tidemill.config.sections.kafka_settings import KafkaSettings
 from tidemill.config.settings import Settings, SparkSettings, find_revoke_problem
 from tidemill.core.errors import (
     ConfigError,

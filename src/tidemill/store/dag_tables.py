@@ -1,9 +1,9 @@
 """The tables for DAGs in SQLAlchemy Core; `migrations` creates the same tables.
 
-Invariants: the same as in `tables`. Tasks change state only through `queries.dags.transition`. Transactions lock rows
-in one order: service, DAG, pool, runs by id, tasks by id, trigger cursors, maps. Claims skip locked tasks and never
-wait for them. Each waiting state has a partial index of its own, so queries find waiting tasks without reading finished
-ones.
+Invariants: the same as in `tables`. Tasks change state only through `queries.dags.state.transition`. Transactions lock
+rows in one order: service, DAG, pool, runs by id, tasks by id, trigger cursors, maps. Claims skip locked tasks and
+never wait for them. Each waiting state has a partial index of its own, so queries find waiting tasks without reading
+finished ones.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ IS_SKIPPED_ELEMENT = "state = 'skipped' AND map_index >= 0"
 IS_LEFT_PART = "state != 'success'"
 #: Tasks, as opposed to elements of mapped tasks.
 IS_UNMAPPED = "map_index = -1"
-#: The condition on the rank that `queries.dags.task_rows.is_resumed` checks.
+#: The condition on the rank that `queries.dags.state.task_rows.is_resumed` checks.
 IS_RESUMED = "state = 'scheduled' AND rank < -549755813888"
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import structlog
 from sqlalchemy import Connection
 
-from tidemill.config.triggerer_settings import StoreSettings
+from tidemill.config.sections.triggerer_settings import StoreSettings
 from tidemill.core.errors import RemoteError
 from tidemill.runtime.log.setup import throttle
 from tidemill.store.database import Database

@@ -1,6 +1,6 @@
 """Removes old DAG runs, and lists that no run took over: a background task of the process that owns a store of DAGs.
 
-Invariants: the same as in `queries.dags.run_retention`. Transactions are short, with pauses between them, so that
+Invariants: the same as in `queries.dags.runs.run_retention`. Transactions are short, with pauses between them, so that
 services continue in the meantime. After a failure of the store, the next round tries again.
 """
 
@@ -16,12 +16,12 @@ from typing import TypeVar
 import structlog
 from sqlalchemy import Connection
 
-from tidemill.config.triggerer_settings import StoreSettings
+from tidemill.config.sections.triggerer_settings import StoreSettings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.log.setup import throttle
 from tidemill.store.database import Database
-from tidemill.store.queries.dags.conf_lists import remove_abandoned
-from tidemill.store.queries.dags.run_retention import (
+from tidemill.store.queries.dags.items.conf_lists import remove_abandoned
+from tidemill.store.queries.dags.runs.run_retention import (
     RemovedPart,
     RunRemoval,
     RunRetentionPage,

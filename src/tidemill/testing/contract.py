@@ -26,7 +26,7 @@ import msgspec
 import pydantic
 import pytest
 
-from tidemill.config.delivery_settings import DeliverySettings
+from tidemill.config.sections.delivery_settings import DeliverySettings
 from tidemill.config.sink_types import SINK_TYPES
 from tidemill.core.errors import RemoteError
 from tidemill.pipeline.delivery.outbox import Outbox

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from tidemill.config.sections.sink_settings import FilesystemSinkSettings, KafkaSinkSettings
 from tidemill.config.settings import Settings
-from tidemill.config.sink_settings import FilesystemSinkSettings, KafkaSinkSettings
 from tidemill.core.errors import HandlerError, TidemillError
 from tidemill.deadletters.letter import Letter
 from tidemill.pipeline.delivery.outbox import Outbox

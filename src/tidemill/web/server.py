@@ -14,7 +14,7 @@ import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
-from tidemill.config.debug_settings import DebugSettings
+from tidemill.config.sections.debug_settings import DebugSettings
 from tidemill.core.errors import describe_error
 from tidemill.web.access.logins import Logins
 from tidemill.web.access.origins import Origins

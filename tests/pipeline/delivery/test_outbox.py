@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from tests.until import LIMIT_SECONDS, until
 
-from tidemill.config.delivery_settings import DeliverySettings
-from tidemill.config.kafka_settings import KafkaSettings
+from tidemill.config.sections.delivery_settings import DeliverySettings
+from tidemill.config.sections.kafka_settings import KafkaSettings
+from tidemill.config.sections.sink_settings import FilesystemSinkSettings, KafkaSinkSettings
 from tidemill.config.settings import Settings
-from tidemill.config.sink_settings import FilesystemSinkSettings, KafkaSinkSettings
 from tidemill.core.errors import AmbiguousSinkError, ConfigError, RemoteError, SinkNotConfiguredError
 from tidemill.deadletters.letter import LetterKind, decode_letter
 from tidemill.deadletters.writer import KafkaDeadLetters

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from tests.pipeline.conftest import P0, Rig, message
 from tests.pipeline.recording.test_recorder import Recorded, end, shell
 
-from tidemill.config.debug_settings import DebugSettings
+from tidemill.config.sections.debug_settings import DebugSettings
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ErrorAction, ExecutorError, ExecutorResult, ExecutorTask
 from tidemill.pipeline.recording import recorder as recorder_module

@@ -506,7 +506,7 @@ class Clock:
 
 
 def settings_of(**values: Any) -> Any:
-    from tidemill.config.debug_settings import DebugSettings
+    from tidemill.config.sections.debug_settings import DebugSettings
 
     return DebugSettings(**values)
 

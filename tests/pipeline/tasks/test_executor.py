@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from tests.until import slack, until
 
-from tidemill.config.executor_settings import ExecutorSettings
+from tidemill.config.sections.executor_settings import ExecutorSettings
 from tidemill.pipeline.handler.models import ErrorKind
 from tidemill.pipeline.tasks.executor import Executor, Process, ProcessOutcome
 from tidemill.runtime.process.table import find_children, list_processes, read_command, read_environment

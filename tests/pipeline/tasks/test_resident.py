@@ -24,7 +24,7 @@ from tests.pipeline.tasks.test_executor import (
 )
 from tests.until import slack, until
 
-from tidemill.config.executor_settings import ExecutorSettings
+from tidemill.config.sections.executor_settings import ExecutorSettings
 from tidemill.pipeline.handler.base import Handler
 from tidemill.pipeline.handler.models import ErrorAction, ErrorKind, ExecutorError, ExecutorTask
 from tidemill.pipeline.tasks.executor import ProcessOutcome
@@ -559,7 +559,7 @@ async def test_the_copies_of_a_partition_that_is_lost_die_and_the_others_continu
 
 ENGINE = """
 import asyncio, sys
-from tidemill.config.executor_settings import ExecutorSettings
+from tidemill.config.sections.executor_settings import ExecutorSettings
 from tidemill.pipeline.tasks.resident import build_executor
 from tidemill.runtime.process.warden import Warden
 async def main():

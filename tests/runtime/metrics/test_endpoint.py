@@ -15,7 +15,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from tests.runtime.metrics.asking import ask, get, parse, scrape
 from tests.until import wait_until
 
-from tidemill.config.metrics_settings import MetricsSettings
+from tidemill.config.sections.metrics_settings import MetricsSettings
 from tidemill.runtime.metrics import endpoint as endpoint_module
 from tidemill.runtime.metrics.definitions import Definition, Kind
 from tidemill.runtime.metrics.endpoint import MetricsEndpoint

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.services.parser.test_manager import DAG, write
 
-from tidemill.config.services_settings import ServicesSettings
+from tidemill.config.sections.services_settings import ServicesSettings
 from tidemill.config.settings import Settings
 from tidemill.services.parser import manager
 from tidemill.services.parser.service import ParserService

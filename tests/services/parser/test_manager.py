@@ -14,7 +14,7 @@ from tests.size import sized
 from tests.until import until
 
 from tidemill.core.errors import InvariantError, RemoteError
-from tidemill.dags.structures import read_structure
+from tidemill.dags.structure.structures import read_structure
 from tidemill.services.parser.files import find_files
 from tidemill.services.parser.manager import ParserManager
 from tidemill.services.parser.reading import PRELOAD

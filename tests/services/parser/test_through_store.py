@@ -13,11 +13,11 @@ from tests.store.dags import Player
 
 from tidemill.core.errors import InvariantError
 from tidemill.core.tasks.endings import Failure, Skip, Success
+from tidemill.dags.attempt.results import AttemptResult
+from tidemill.dags.execution.running import run_attempt
 from tidemill.dags.loading import load_file
-from tidemill.dags.results import AttemptResult
-from tidemill.dags.running import run_attempt
 from tidemill.services.parser.manager import ParserManager
-from tidemill.services.worker.task_services import StoreServices
+from tidemill.services.worker.task.services import StoreServices
 from tidemill.store.calls.dag_calls import ListDags
 from tidemill.store.calls.instance_calls import ListTasks
 from tidemill.store.calls.run_calls import CreateRun

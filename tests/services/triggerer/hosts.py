@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.store.helpers import all_events
 
-from tidemill.config.triggerer_settings import TriggererSettings
+from tidemill.config.sections.triggerer_settings import TriggererSettings
 from tidemill.core.triggers.lifecycle import BACKOFF
 from tidemill.services.triggerer.hosting.host_book import HostBook
 from tidemill.services.triggerer.lists.host import ListHost

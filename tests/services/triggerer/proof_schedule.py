@@ -24,7 +24,7 @@ from structlog.testing import capture_logs
 from tests.services.triggerer.proof_actors import WORLDS, World
 from tests.services.triggerer.proof_broker import MAX_REDELIVERIES, Broker
 
-from tidemill.config.triggerer_settings import TriggererSettings
+from tidemill.config.sections.triggerer_settings import TriggererSettings
 from tidemill.core.errors import RemoteError
 from tidemill.core.retry import Backoff
 from tidemill.deadletters.letter import LetterKind

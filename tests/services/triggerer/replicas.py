@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 
-from tidemill.config.triggerer_settings import TriggererSettings
+from tidemill.config.sections.triggerer_settings import TriggererSettings
 from tidemill.core.errors import RemoteError
 from tidemill.runtime.process.identity_lock import IdentityLock
 from tidemill.services.triggerer.lists.host import ListHost

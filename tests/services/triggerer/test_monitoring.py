@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.runtime.metrics.asking import ask, parse, scrape
 
-from tidemill.config.metrics_settings import MetricsSettings
+from tidemill.config.sections.metrics_settings import MetricsSettings
 from tidemill.core.streams.members import LaneReport
 from tidemill.core.triggers.group_commit import ProducerStanding
 from tidemill.runtime.loop.durations import Durations

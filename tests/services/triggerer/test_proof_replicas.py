@@ -20,7 +20,7 @@ from tests.sinks.conftest import proxy
 from tests.store.server import PostgresServer
 from tests.until import wait_until
 
-from tidemill.config.kafka_settings import KafkaSettings
+from tidemill.config.sections.kafka_settings import KafkaSettings
 from tidemill.runtime.embedded.broker import free_port
 from tidemill.runtime.process.exitcode import ExitCode
 

@@ -16,7 +16,7 @@ from tests.services.triggerer.task_store import TaskStore
 from tests.until import until
 
 from tidemill.config.known_secrets import KnownSecrets
-from tidemill.config.triggerer_settings import TriggererSettings
+from tidemill.config.sections.triggerer_settings import TriggererSettings
 from tidemill.services.sessions.lease import ServiceLease
 from tidemill.services.triggerer.hosting import host as host_module
 from tidemill.services.triggerer.tasks import folder_code
@@ -293,7 +293,7 @@ class Asking(BaseTrigger):
         return "tests.services.triggerer.test_task_host.Asking", {}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        from tidemill.dags.variable import Variable
+        from tidemill.dags.context.variable import Variable
 
         found = await asyncio.to_thread(Variable.get, "place")
         try:
@@ -320,7 +320,7 @@ class Telling(BaseTrigger):
         return "tests.services.triggerer.test_task_host.Telling", {}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        from tidemill.dags.variable import Variable
+        from tidemill.dags.context.variable import Variable
 
         found = await asyncio.to_thread(Variable.get, "api_key")
         print("it is", found[:6], sep="", end="", flush=True)

@@ -23,7 +23,7 @@ from tests.store.dags import Player, dag, task
 from tests.until import until
 
 from tidemill.config.known_secrets import KnownSecrets
-from tidemill.config.triggerer_settings import TriggererSettings
+from tidemill.config.sections.triggerer_settings import TriggererSettings
 from tidemill.core.tasks.endings import Deferral
 from tidemill.runtime.json.codec import decode, encode_sorted
 from tidemill.runtime.log.task_lines import decode_lines

@@ -15,10 +15,10 @@ from tests.until import until
 from tidemill.config.known_secrets import KnownSecrets
 from tidemill.core.tasks.endings import AttemptEnding, Failure, Loss, Success
 from tidemill.core.tasks.worker_slots import Attempt, Key, WorkerLimits
-from tidemill.services.worker.attempt_processes import AttemptProcesses, RunningAttempt
-from tidemill.services.worker.logs import AttemptLog
+from tidemill.services.worker.logs.logs import AttemptLog
 from tidemill.services.worker.messages import AttemptFinished
 from tidemill.services.worker.preloads import PRELOADS
+from tidemill.services.worker.processes.attempt_processes import AttemptProcesses, RunningAttempt
 from tidemill.services.worker.worker_config import WorkerConfig
 from tidemill.services.zygote.client import ZygoteClient
 from tidemill.services.zygote.messages import Setup

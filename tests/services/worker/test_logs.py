@@ -14,8 +14,8 @@ from tests.until import until
 
 from tidemill.config.known_secrets import KnownSecrets
 from tidemill.runtime.log.task_lines import TaskLine, WrittenLine, decode_lines
-from tidemill.services.worker.log_budget import LogBudget
-from tidemill.services.worker.logs import PART_BYTES, AttemptLog
+from tidemill.services.worker.logs.log_budget import LogBudget
+from tidemill.services.worker.logs.logs import PART_BYTES, AttemptLog
 from tidemill.store.calls.task_calls import ConnectionRecord
 from tidemill.store.calls.worker_calls import PART_BASE, LogPart
 

@@ -16,7 +16,7 @@ from tests.until import until
 from tidemill.core.tasks.endings import Failure, Loss, Success
 from tidemill.core.tasks.worker_slots import WorkerLimits
 from tidemill.runtime.process.table import is_running
-from tidemill.services.worker import templates
+from tidemill.services.worker.processes import templates
 from tidemill.services.zygote import link
 
 #: Notes each import, and returns the number of its process.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tidemill.config.sink_settings import LinesSinkSettings
+from tidemill.config.sections.sink_settings import LinesSinkSettings
 from tidemill.core.errors import ConfigError
 from tidemill.sinks.base import Encoded, Refusal, Sink, to_json
 from tidemill.sinks.payloads import LinesPayload

@@ -20,7 +20,7 @@ from tests.spark.backfill_handlers import Broken, Flawed, Known, Lined, Shuffled
 from tests.until import wait_until
 
 from tidemill import CollectResult, ExecutorTask, FilePayload, Handler, PrecomputedResult
-from tidemill.config.debug_settings import DebugSettings
+from tidemill.config.sections.debug_settings import DebugSettings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, HandlerError, TidemillError
 from tidemill.deadletters.letter import decode_letter

@@ -16,7 +16,7 @@ import pytest
 from tests.spark.live.handlers import Quiet, Refusing, SecondWaits, SlowFirst
 from tests.until import slack, wait_until
 
-from tidemill.config.executor_settings import ExecutorSettings
+from tidemill.config.sections.executor_settings import ExecutorSettings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import UserActionError
 from tidemill.core.supervision.slot_events import EngineEnding

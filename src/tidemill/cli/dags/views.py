@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 
 from tidemill.cli.terminal.tables import Column, find_width, format_age, format_table
-from tidemill.cli.triggers_view import find_last_words
+from tidemill.cli.triggers.triggers_view import find_last_words
 from tidemill.core.tasks.instance import format_instance
 from tidemill.core.times import format_iso, format_utc
 from tidemill.core.wording import shorten

@@ -28,7 +28,7 @@ import tidemill
 from tidemill.cli.demo import check as demo_check
 from tidemill.cli.demo.phases import Phases
 from tidemill.cli.demo.view import format_progress, show_live, show_summary
-from tidemill.cli.handlers import load_handler
+from tidemill.cli.pipelines.handlers import load_handler
 from tidemill.config.redaction import redact_text
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError

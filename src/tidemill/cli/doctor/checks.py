@@ -18,10 +18,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.config.kafka_names import describe_creation
-from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.config.redaction import redact_text
+from tidemill.config.sections.executor_settings import ExecutorSettings
+from tidemill.config.sections.kafka_settings import KafkaSettings
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError, RemoteError, TidemillError
 from tidemill.core.wording import format_count
@@ -316,7 +316,7 @@ def find_refusals(settings: Settings) -> list[str]:
 
 def check_handler(spec: str) -> str:
     """Check that the handler can be imported, created and sent to the engines."""
-    from tidemill.cli.handlers import load_handler
+    from tidemill.cli.pipelines.handlers import load_handler
     from tidemill.spark.preflight import make_handler
     from tidemill.spark.session.packaging import pack_handler
 

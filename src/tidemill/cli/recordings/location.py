@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tidemill.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tidemill.config.debug_settings import DebugSettings
+    from tidemill.config.sections.debug_settings import DebugSettings
     from tidemill.config.settings import Settings
 
 

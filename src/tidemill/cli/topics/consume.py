@@ -26,7 +26,7 @@ from tidemill.runtime.process.exitcode import ExitCode
 from tidemill.runtime.process.stop_signals import stop_on_signals
 
 if TYPE_CHECKING:
-    from tidemill.config.kafka_settings import KafkaSettings
+    from tidemill.config.sections.kafka_settings import KafkaSettings
 
 _BATCH = 1_000
 _READ_SECONDS = 0.2

@@ -31,7 +31,7 @@ from tidemill.runtime.process.exitcode import ExitCode
 from tidemill.runtime.process.stop_signals import stop_on_signals
 
 if TYPE_CHECKING:
-    from tidemill.config.kafka_settings import KafkaSettings
+    from tidemill.config.sections.kafka_settings import KafkaSettings
 
 #: librdkafka's own default; `message.max.bytes` in kafka.client_config changes it.
 _MAX_BYTES = 1_000_000

@@ -38,7 +38,7 @@ from tidemill.core.triggers.http_pages import (
 )
 from tidemill.core.triggers.http_poll import PollAnswer, judge_answer
 from tidemill.core.wording import shorten
-from tidemill.dags.connection import Connection
+from tidemill.dags.context.connection import Connection
 from tidemill.runtime.json.codec import EncodingError, encode
 from tidemill.runtime.sockets.http_proxy import find_proxy
 from tidemill.triggers.base import BaseTrigger, TriggerEvent

@@ -7,9 +7,9 @@ from datetime import timedelta
 from typing import Any
 
 from tidemill.dags.arguments import check_duration
+from tidemill.dags.attempt.streaming import DeliveredEvent
 from tidemill.dags.operator import BaseOperator
 from tidemill.dags.operators.http_pages import HttpPagesTrigger, JsonPath, is_start
-from tidemill.dags.streaming import DeliveredEvent
 
 
 class HttpStreamOperator(BaseOperator):

@@ -8,13 +8,13 @@ from collections.abc import Callable, Collection, Mapping
 from types import CodeType
 from typing import Any, ClassVar
 
-from tidemill.dags.context import CONTEXT_KEYS
-from tidemill.dags.current import find_services
+from tidemill.dags.attempt.current import find_services
+from tidemill.dags.attempt.lazy_context import Context
+from tidemill.dags.attempt.yielding import emit_all
+from tidemill.dags.context.context import CONTEXT_KEYS
 from tidemill.dags.exceptions import DagError, TaskDeferred, TaskFailed
-from tidemill.dags.lazy_context import Context
 from tidemill.dags.operator import BaseOperator
 from tidemill.dags.operators.branching import skip, skip_all_downstream, skip_all_except
-from tidemill.dags.yielding import emit_all
 
 
 class PythonOperator(BaseOperator):

@@ -7,7 +7,7 @@ from typing import Any
 
 from tidemill.dags.exceptions import DagError
 from tidemill.dags.operator import BaseOperator
-from tidemill.dags.trigger_text import write_trigger
+from tidemill.dags.triggers.trigger_text import write_trigger
 from tidemill.runtime.json.codec import decode
 from tidemill.triggers.base import BaseTrigger, StartTriggerArgs
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from tidemill.config.executor_settings import ExecutorSettings
+from tidemill.config.sections.executor_settings import ExecutorSettings
 from tidemill.core.errors import escape_surrogates
 from tidemill.dags.arguments import check_duration
 from tidemill.dags.exceptions import DagError, TaskError, TaskSkipped

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import structlog
 
-from tidemill.config.delivery_settings import DeliverySettings
+from tidemill.config.sections.delivery_settings import DeliverySettings
 from tidemill.config.settings import Settings
 from tidemill.core.delivery.send_items import SendLimits, WhenOpen
 from tidemill.core.errors import ConfigError

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from tidemill.config.delivery_settings import DeliverySettings
+from tidemill.config.sections.delivery_settings import DeliverySettings
 from tidemill.core.delivery.send_items import Decision
 from tidemill.deadletters.letter import Letter, LetterKind
 from tidemill.deadletters.payloads import encode_payload

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import structlog
 
-from tidemill.config.debug_settings import DebugSettings
+from tidemill.config.sections.debug_settings import DebugSettings
 from tidemill.core.errors import describe_error
 from tidemill.core.recorder.commit_times import CommitTimes
 from tidemill.core.recorder.outgoing import EVENTS, OutgoingFrames

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
-from tidemill.config.debug_settings import DebugSettings
 from tidemill.config.redaction import redact_text
+from tidemill.config.sections.debug_settings import DebugSettings
 from tidemill.core.recorder.failure_sample import FailureSample
 from tidemill.pipeline.handler.models import ErrorKind, ExecutorError, ExecutorTask
 from tidemill.pipeline.recording.slow_tasks import SlowTasks

@@ -24,7 +24,7 @@ import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from tidemill.config.executor_settings import ExecutorSettings
+from tidemill.config.sections.executor_settings import ExecutorSettings
 from tidemill.pipeline.handler.models import ErrorKind
 from tidemill.pipeline.tasks.environment import Environment, TaskEnvironment
 from tidemill.pipeline.tasks.pipes import Pipes

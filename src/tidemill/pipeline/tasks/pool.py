@@ -15,7 +15,7 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
-from tidemill.config.executor_settings import ExecutorSettings
+from tidemill.config.sections.executor_settings import ExecutorSettings
 from tidemill.pipeline.handler.models import ErrorKind, ExecutorError, ExecutorResult, ExecutorTask
 from tidemill.pipeline.tasks.process import ProcessOutcome, TaskExecutor
 from tidemill.pipeline.tasks.task_in_flight import InFlightGroup, TaskInFlight

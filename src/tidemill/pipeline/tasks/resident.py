@@ -22,8 +22,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import structlog
 
-from tidemill.config.executor_settings import ExecutorSettings
 from tidemill.config.redaction import redact_text
+from tidemill.config.sections.executor_settings import ExecutorSettings
 from tidemill.core.pipeline.residents import CopyEnding, Effect, Give, Residents, RetireCopy, StartCopy
 from tidemill.core.retry import Backoff
 from tidemill.pipeline.handler.models import ErrorKind

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tidemill.config.debug_settings import DebugSettings
+from tidemill.config.sections.debug_settings import DebugSettings
 from tidemill.core.recorder.retention import RetentionLimits, SegmentSize
 from tidemill.core.recorder.sealing import SealPolicy, is_period_over
 from tidemill.recorder.format.events import RecordedEvent

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tidemill.config.debug_settings import DebugSettings
+from tidemill.config.sections.debug_settings import DebugSettings
 from tidemill.core.recorder.sealing import SealPolicy
 from tidemill.recorder.format.events import RecordedEvent
 from tidemill.recorder.format.events_database import EventsDatabase, SegmentRow

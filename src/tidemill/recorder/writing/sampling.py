@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from tidemill.config.debug_settings import DebugSettings
 from tidemill.config.redaction import redact_text
+from tidemill.config.sections.debug_settings import DebugSettings
 from tidemill.recorder.format.counts import Counts, CountSampler
 from tidemill.recorder.format.events_database import EventsDatabase
 from tidemill.runtime.link.progress import EngineProgress

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import msgspec
 import structlog
 
-from tidemill.config.debug_settings import DebugSettings
+from tidemill.config.sections.debug_settings import DebugSettings
 from tidemill.core.recorder.repeats import KnownFrames
 from tidemill.core.recorder.sealing import SealPolicy
 from tidemill.recorder.format.events import RecordedEvent

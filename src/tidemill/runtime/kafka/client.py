@@ -17,8 +17,8 @@ import structlog
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
-from tidemill.config.kafka_settings import KafkaSettings
 from tidemill.config.redaction import MASK, is_secret, redact_text
+from tidemill.config.sections.kafka_settings import KafkaSettings
 from tidemill.core.errors import ConfigError, RemoteError
 
 log = structlog.get_logger(__name__)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import confluent_kafka as ck
 import structlog
 
-from tidemill.config.kafka_settings import KafkaSettings
+from tidemill.config.sections.kafka_settings import KafkaSettings
 from tidemill.core.errors import ConfigError, InvariantError, describe_error
 from tidemill.runtime.kafka.client import CALL_SECONDS, LibraryLog, describe_client_error, make_client_config, scrub
 from tidemill.runtime.log.setup import throttle

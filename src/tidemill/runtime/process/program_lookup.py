@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 
-from tidemill.config.executor_settings import ExecutorSettings
+from tidemill.config.sections.executor_settings import ExecutorSettings
 from tidemill.core.errors import ConfigError
 
 

@@ -10,7 +10,7 @@ import inspect
 import os
 from collections.abc import Awaitable, Callable, Mapping
 
-from tidemill.config.kafka_settings import KafkaSettings
+from tidemill.config.sections.kafka_settings import KafkaSettings
 from tidemill.core.errors import RemoteError
 from tidemill.runtime.sockets import control_socket
 from tidemill.runtime.sockets.control_socket import ControlSocket, Document, ProcessAnswers, prefix_of

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from tidemill.config.debug_settings import DebugSettings
+from tidemill.config.sections.debug_settings import DebugSettings
 from tidemill.core.errors import describe_error
 from tidemill.runtime.sockets.ports import Purpose, format_address
 

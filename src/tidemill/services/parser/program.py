@@ -45,7 +45,7 @@ class ParseResult(msgspec.Struct, frozen=True):
     Attributes:
         modules: The file and its imports below the folder, with the SHA-256 of their contents.
         digest: One hash of all of these.
-        structures: Its DAGs as JSON (`dags.structures`).
+        structures: Its DAGs as JSON (`dags.structure.structures`).
         error: The traceback if the file failed.
         opened: Other files that it read (paths relative to the folder, or absolute), with their signatures.
         unshared: A description, for users, of results of the import that a forked process would lack; None if there are
@@ -93,10 +93,10 @@ def parse(request: bytes, fds: list[int]) -> int:
 def parse_file(path: Path, folder: Path) -> ParseResult:
     """Load a DAG file in this process; returns its DAGs or the traceback."""
     # Imported here, so that a zygote that preloads this module imports no more than its own list.
-    from tidemill.dags.building import serialize_dag
     from tidemill.dags.loading import ImportedFiles, combine_digests, find_imports, load_file
+    from tidemill.dags.structure.building import serialize_dag
     from tidemill.services.parser.thread_watch import ThreadWatch
-    from tidemill.services.worker.residue import explain_unshareable, list_unshareable
+    from tidemill.services.worker.task.residue import explain_unshareable, list_unshareable
 
     error: str | None = None
     structures: tuple[bytes, ...] = ()

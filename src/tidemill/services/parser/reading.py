@@ -23,12 +23,12 @@ TARGET: Final = "tidemill.services.parser.program:parse"
 #: Modules that the zygote imports for it.
 PRELOAD: Final = (
     "tidemill.services.parser.program",
-    "tidemill.dags.building",
+    "tidemill.dags.structure.building",
     "tidemill.dags.decorators",
     "tidemill.dags.loading",
     "tidemill.dags.operators.python",
     "tidemill.services.parser.thread_watch",
-    "tidemill.services.worker.residue",
+    "tidemill.services.worker.task.residue",
 )
 #: Larger results are rejected.
 MAX_RESULT_BYTES: Final = 256 << 20

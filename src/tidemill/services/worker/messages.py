@@ -36,7 +36,7 @@ from tidemill.store.calls.task_calls import (
 from tidemill.store.calls.worker_calls import ClaimedAttempt, decode_ending
 
 #: The entry point of a task process.
-TASK_TARGET = "tidemill.services.worker.task_process:main"
+TASK_TARGET = "tidemill.services.worker.task.process:main"
 #: Maximum size of a message; an XCom is at most 1 MiB.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 

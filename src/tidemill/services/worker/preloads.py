@@ -17,10 +17,10 @@ PRELOADS = (
     "tidemill.dags.operators.bash",
     "tidemill.dags.operators.empty",
     "tidemill.dags.operators.python",
-    "tidemill.dags.running",
+    "tidemill.dags.execution.running",
     "tidemill.dags.sensors.base",
     "tidemill.dags.sensors.temporal",
-    "tidemill.services.worker.task_process",
-    "tidemill.services.worker.template",
+    "tidemill.services.worker.task.process",
+    "tidemill.services.worker.task.template",
     "tidemill.triggers.base",
 )

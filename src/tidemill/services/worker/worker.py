@@ -23,14 +23,14 @@ from tidemill.config.known_secrets import KnownSecrets
 from tidemill.core.errors import InvariantError, RemoteError
 from tidemill.core.tasks.endings import AttemptEnding, Failure, Loss
 from tidemill.core.tasks.worker_slots import Attempt, Key
-from tidemill.services.worker.attempt_processes import AttemptProcesses, RunningAttempt
 from tidemill.services.worker.endings import report_callback
 from tidemill.services.worker.event_taker import EventTaker
 from tidemill.services.worker.file_secrets import FileSecrets
-from tidemill.services.worker.log_budget import LogBudget
-from tidemill.services.worker.log_store import LogStore
+from tidemill.services.worker.logs.log_budget import LogBudget
+from tidemill.services.worker.logs.log_store import LogStore
 from tidemill.services.worker.messages import AttemptFinished
 from tidemill.services.worker.own_files import OwnFiles
+from tidemill.services.worker.processes.attempt_processes import AttemptProcesses, RunningAttempt
 from tidemill.services.worker.reports import Reports
 from tidemill.services.worker.store_link import SCAN_SECONDS, beat, call_unfenced, listen
 from tidemill.services.worker.worker_config import WorkerConfig

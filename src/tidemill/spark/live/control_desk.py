@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from tidemill.config.kafka_settings import KafkaSettings
+from tidemill.config.sections.kafka_settings import KafkaSettings
 from tidemill.runtime.sockets.control_socket import ControlThread
 from tidemill.runtime.sockets.pipeline_socket import Request, pipeline_socket
 from tidemill.spark.progress import PipelineProgress

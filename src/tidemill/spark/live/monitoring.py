@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from tidemill.config.metrics_settings import MetricsSettings
+from tidemill.config.sections.metrics_settings import MetricsSettings
 from tidemill.config.settings import Settings
 from tidemill.config.sink_types import name_sink_section
 from tidemill.runtime.log.setup import version

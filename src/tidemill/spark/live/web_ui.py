@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
-from tidemill.config.debug_settings import DebugSettings
+from tidemill.config.sections.debug_settings import DebugSettings
 from tidemill.config.settings import Settings
 from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.runtime.link.open_message import OpenMessage

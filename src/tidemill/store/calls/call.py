@@ -40,7 +40,7 @@ def answered_by(function: str, *, reads: bool = False) -> Callable[[KindT], Kind
     """Declare the function that answers a kind of call, and whether it only reads; see `Call`.
 
     Example:
-        >>> @answered_by("dags.task_values:get_variable", reads=True)
+        >>> @answered_by("dags.values.task_values:get_variable", reads=True)
         ... class GetValue(Call[str | None], frozen=True):
         ...     key: str
         >>> GetValue.reads

@@ -32,7 +32,7 @@ class CallbackRecord(msgspec.Struct, frozen=True):
     ended_us: int | None
 
 
-@answered_by("dags.callbacks:list_callbacks", reads=True)
+@answered_by("dags.views.callbacks:list_callbacks", reads=True)
 class ListCallbacks(Call[Listed[CallbackRecord]], frozen=True):
     """Return the callbacks of the whole run, and the failed callbacks of its tasks."""
 
@@ -42,7 +42,7 @@ class ListCallbacks(Call[Listed[CallbackRecord]], frozen=True):
     limit: int = PAGE
 
 
-@answered_by("dags.callbacks:read_callback_log", reads=True)
+@answered_by("dags.views.callbacks:read_callback_log", reads=True)
 class ReadCallbackLog(Call[Listed[LogPartRecord]], frozen=True):
     """Return the log parts of a callback of the whole run, in order."""
 

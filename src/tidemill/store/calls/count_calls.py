@@ -15,6 +15,6 @@ class StoreCounts(msgspec.Struct, frozen=True):
     broken_files: int
 
 
-@answered_by("dags.task_lists:count_store", reads=True)
+@answered_by("dags.views.task_lists:count_store", reads=True)
 class CountStore(Call[StoreCounts], frozen=True):
     """Return the numbers for metrics."""

@@ -39,7 +39,7 @@ class DagRecord(msgspec.Struct, frozen=True):
     label: str
 
 
-@answered_by("dags.dags:list_dags", reads=True)
+@answered_by("dags.files.dags:list_dags", reads=True)
 class ListDags(Call[Listed[DagRecord]], frozen=True):
     """Return the DAGs by id. `inactive`: include DAGs that no file defines any more. `tag`: only DAGs with this tag."""
 
@@ -63,7 +63,7 @@ class DagDetails(msgspec.Struct, frozen=True):
     unshared: str | None = None
 
 
-@answered_by("dags.dags:get_dag", reads=True)
+@answered_by("dags.files.dags:get_dag", reads=True)
 class GetDag(Call[DagDetails | None], frozen=True):
     """Return a DAG; None if there is none. `version`: None for the newest."""
 
@@ -71,7 +71,7 @@ class GetDag(Call[DagDetails | None], frozen=True):
     version: int | None = None
 
 
-@answered_by("dags.dags:pause_dag")
+@answered_by("dags.files.dags:pause_dag")
 class PauseDag(Call[bool], frozen=True):
     """Pause or resume a DAG; return False if nothing changed. An unknown DAG is refused."""
 

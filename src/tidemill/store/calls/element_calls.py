@@ -12,7 +12,7 @@ from tidemill.store.calls.call import Call, Listed, answered_by
 from tidemill.store.calls.instance_calls import TaskRecord
 
 
-@answered_by("dags.task_lists:list_elements", reads=True)
+@answered_by("dags.views.task_lists:list_elements", reads=True)
 class ListElements(Call[Listed[TaskRecord]], frozen=True):
     """Return the elements of a mapped task by index.
 
@@ -65,7 +65,7 @@ class ElementFailures(msgspec.Struct, frozen=True):
     more: bool
 
 
-@answered_by("dags.map_errors:group_failures", reads=True)
+@answered_by("dags.views.map_errors:group_failures", reads=True)
 class GroupElementFailures(Call[ElementFailures], frozen=True):
     """Group the failed elements of a mapped task by error. `limit`: the number of elements to read, in order."""
 

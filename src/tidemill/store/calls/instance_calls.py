@@ -158,7 +158,7 @@ class TriggerAbout(msgspec.Struct, frozen=True):
     queue: str | None = None
 
 
-@answered_by("dags.trigger_abouts:describe_triggers", reads=True)
+@answered_by("dags.views.trigger_abouts:describe_triggers", reads=True)
 class DescribeTriggers(Call[tuple[TriggerAbout, ...]], frozen=True):
     """Describe triggers of deferred tasks by id; finished triggers may be missing from the answer."""
 
@@ -211,14 +211,14 @@ class AdmissionAbout(msgspec.Struct, frozen=True):
     limits: tuple[TaskLimit, ...]
 
 
-@answered_by("dags.waits:describe_admission", reads=True)
+@answered_by("dags.views.waits:describe_admission", reads=True)
 class DescribeAdmission(Call[AdmissionAbout], frozen=True):
     """Describe what scheduled tasks wait for, by row id; tasks in other states are left out."""
 
     tasks: tuple[int, ...]
 
 
-@answered_by("dags.task_lists:list_tasks", reads=True)
+@answered_by("dags.views.task_lists:list_tasks", reads=True)
 class ListTasks(Call[Listed[TaskRecord]], frozen=True):
     """Return the task instances of a run, by name and map index.
 
@@ -253,7 +253,7 @@ class HistoryRecord(msgspec.Struct, frozen=True):
     detail: str | None
 
 
-@answered_by("dags.task_lists:list_history", reads=True)
+@answered_by("dags.views.task_lists:list_history", reads=True)
 class TaskHistory(Call[Listed[HistoryRecord]], frozen=True):
     """Return the state changes of a task, oldest first."""
 
@@ -265,7 +265,7 @@ class TaskHistory(Call[Listed[HistoryRecord]], frozen=True):
     limit: int = 1000
 
 
-@answered_by("dags.task_admin:clear_tasks")
+@answered_by("dags.admin.task_admin:clear_tasks")
 class ClearTasks(Call[tuple[str, ...]], frozen=True):
     """Reset tasks so that they run again; return their names. A finished run becomes active again.
 
@@ -317,7 +317,7 @@ def split_clear(call: ClearTasks, elements: MapCounts | None) -> Iterator[ClearT
     yield msgspec.structs.replace(call, indexes=(end, _NO_END))
 
 
-@answered_by("dags.task_admin:mark_tasks")
+@answered_by("dags.admin.task_admin:mark_tasks")
 class MarkTasks(Call[tuple[str, ...]], frozen=True):
     """Set the outcome of tasks and return the names of the tasks that changed.
 

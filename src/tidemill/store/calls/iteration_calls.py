@@ -43,7 +43,7 @@ class IterationPage(msgspec.Struct, frozen=True):
     closed: bool
 
 
-@answered_by("dags.iterations:get_parts", reads=True)
+@answered_by("dags.attempts.iterations:get_parts", reads=True)
 class GetParts(Call[IterationPage], frozen=True):
     """Return elements that an attempt has to run: those without a result, and those to be tried again.
 
@@ -98,7 +98,7 @@ class PartCounts(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
-@answered_by("dags.iterations:keep_parts")
+@answered_by("dags.attempts.iterations:keep_parts")
 class KeepParts(Call[PartCounts], frozen=True):
     """Store how elements of an attempt ended.
 

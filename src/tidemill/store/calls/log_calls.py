@@ -20,7 +20,7 @@ class LogPartRecord(msgspec.Struct, frozen=True):
     last: bool
 
 
-@answered_by("dags.task_lists:read_task_log", reads=True)
+@answered_by("dags.views.task_lists:read_task_log", reads=True)
 class ReadLog(Call[Listed[LogPartRecord]], frozen=True):
     """Return the parts of the log of a try, in order. `try_number`: None for the last try.
 

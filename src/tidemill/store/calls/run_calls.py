@@ -55,7 +55,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...] = ()
 
 
-@answered_by("dags.new_runs:create_run")
+@answered_by("dags.scheduling.new_runs:create_run")
 class CreateRun(Call[RunRecord], frozen=True):
     """Create a run and return it. Refused if the DAG is unknown or inactive, or already has such a run (CONFLICT).
 
@@ -85,7 +85,7 @@ class CreateRun(Call[RunRecord], frozen=True):
     stage: int = 0
 
 
-@answered_by("dags.conf_lists:stage_items")
+@answered_by("dags.items.conf_lists:stage_items")
 class StageConfItems(Call[None], frozen=True):
     """Store a part of a list in the configuration of a run that is about to be created.
 
@@ -105,7 +105,7 @@ class StageConfItems(Call[None], frozen=True):
     values: tuple[str, ...]
 
 
-@answered_by("dags.runs:cancel_run")
+@answered_by("dags.runs.runs:cancel_run")
 class CancelRun(Call[RunRecord], frozen=True):
     """Cancel a run: started tasks fail, the others are skipped, and the run fails. A finished run stays unchanged."""
 
@@ -114,7 +114,7 @@ class CancelRun(Call[RunRecord], frozen=True):
     by: str
 
 
-@answered_by("dags.runs:list_runs", reads=True)
+@answered_by("dags.runs.runs:list_runs", reads=True)
 class ListRuns(Call[Listed[RunRecord]], frozen=True):
     """Return runs, newest first. `dag_id`: None for all DAGs. `states`: empty for all."""
 
@@ -142,7 +142,7 @@ class RunProgress(msgspec.Struct, frozen=True):
     waiting: int
 
 
-@answered_by("dags.progress:watch_runs", reads=True)
+@answered_by("dags.runs.progress:watch_runs", reads=True)
 class WatchRuns(Call[tuple[RunProgress, ...]], frozen=True):
     """Return the progress of runs: running ones first, then queued ones, then the last finished ones; newest first.
 
@@ -153,7 +153,7 @@ class WatchRuns(Call[tuple[RunProgress, ...]], frozen=True):
     limit: int = 10
 
 
-@answered_by("dags.runs:get_run", reads=True)
+@answered_by("dags.runs.runs:get_run", reads=True)
 class GetRun(Call[RunRecord | None], frozen=True):
     """Return a run; None if there is none. `run_id`: None for the newest run of the DAG."""
 

@@ -208,7 +208,7 @@ class StoredDag(msgspec.Struct, frozen=True):
     differs: str = ""
 
 
-@answered_by("dags.dags:store_file")
+@answered_by("dags.files.dags:store_file")
 class StoreFile(Call[tuple[StoredDag, ...]], frozen=True):
     """Store the DAGs of a file; DAGs that it no longer defines become inactive.
 
@@ -236,7 +236,7 @@ class StoreFile(Call[tuple[StoredDag, ...]], frozen=True):
     session: int | None = None
 
 
-@answered_by("dags.files:remove_file")
+@answered_by("dags.files.files:remove_file")
 class RemoveFile(Call[bool], frozen=True):
     """Mark a file as removed: its DAGs become inactive, and their runs finish.
 
@@ -256,7 +256,7 @@ class RemoveFile(Call[bool], frozen=True):
     grace_us: int = 0
 
 
-@answered_by("dags.files:claim_files")
+@answered_by("dags.files.files:claim_files")
 class ClaimFiles(Call[tuple[str, ...]], frozen=True):
     """Claim files for a parser; return those that it has, which no other parser reads until its session ends.
 
@@ -280,7 +280,7 @@ class FileRecord(msgspec.Struct, frozen=True):
     dags: tuple[str, ...]
 
 
-@answered_by("dags.dags:list_files", reads=True)
+@answered_by("dags.files.dags:list_files", reads=True)
 class ListFiles(Call[tuple[FileRecord, ...]], frozen=True):
     """Return all files by path.
 
@@ -296,7 +296,7 @@ class ListFiles(Call[tuple[FileRecord, ...]], frozen=True):
     not_of: int | None = None
 
 
-@answered_by("dags.file_differences:report_files")
+@answered_by("dags.files.file_differences:report_files")
 class ReportFiles(Call[None], frozen=True):
     """Say how the files of a parser or worker differ from the stored ones; replaces what the session said before.
 
@@ -333,7 +333,7 @@ class FileDifference(msgspec.Struct, frozen=True):
     host: str
 
 
-@answered_by("dags.file_differences:list_differences", reads=True)
+@answered_by("dags.files.file_differences:list_differences", reads=True)
 class ListFileDifferences(Call[tuple[FileDifference, ...]], frozen=True):
     """Return how the files of live services differ from the stored ones, by path."""
 

@@ -21,12 +21,12 @@ class PoolRecord(msgspec.Struct, frozen=True):
     waiting: int
 
 
-@answered_by("dags.pools:list_pools", reads=True)
+@answered_by("dags.admin.pools:list_pools", reads=True)
 class ListPools(Call[tuple[PoolRecord, ...]], frozen=True):
     """Return all pools by name."""
 
 
-@answered_by("dags.pools:set_pool")
+@answered_by("dags.admin.pools:set_pool")
 class SetPool(Call[None], frozen=True):
     """Create or change a pool.
 
@@ -43,7 +43,7 @@ class SetPool(Call[None], frozen=True):
     include_deferred: bool | None = None
 
 
-@answered_by("dags.pools:delete_pool")
+@answered_by("dags.admin.pools:delete_pool")
 class DeletePool(Call[bool], frozen=True):
     """Delete a pool; False if there was none. Deleting the default pool, or a pool with waiting tasks, is refused."""
 
@@ -59,7 +59,7 @@ class VariableRecord(msgspec.Struct, frozen=True):
     changed_us: int
 
 
-@answered_by("dags.task_values:list_variables", reads=True)
+@answered_by("dags.values.task_values:list_variables", reads=True)
 class ListVariables(Call[Listed[VariableRecord]], frozen=True):
     """Return variables by key."""
 
@@ -80,7 +80,7 @@ class ConnectionRow(msgspec.Struct, frozen=True):
     description: str | None
 
 
-@answered_by("dags.task_values:list_connections", reads=True)
+@answered_by("dags.values.task_values:list_connections", reads=True)
 class ListConnections(Call[Listed[ConnectionRow]], frozen=True):
     """Return connections by id, without password and extra."""
 
@@ -88,7 +88,7 @@ class ListConnections(Call[Listed[ConnectionRow]], frozen=True):
     limit: int = PAGE
 
 
-@answered_by("dags.task_values:set_connection")
+@answered_by("dags.values.task_values:set_connection")
 class SetConnection(Call[None], frozen=True):
     """Store a connection; `task_calls.ConnectionRecord` explains the fields."""
 
@@ -103,7 +103,7 @@ class SetConnection(Call[None], frozen=True):
     description: str | None = None
 
 
-@answered_by("dags.task_values:delete_connection")
+@answered_by("dags.values.task_values:delete_connection")
 class DeleteConnection(Call[bool], frozen=True):
     """Delete a connection; False if there was none."""
 

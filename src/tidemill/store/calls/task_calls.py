@@ -16,7 +16,7 @@ from tidemill.store.calls.worker_calls import LogPart
 MAX_XCOM_BYTES = 1024 * 1024
 
 
-@answered_by("dags.xcoms:get_xcoms", reads=True)
+@answered_by("dags.values.xcoms:get_xcoms", reads=True)
 class GetXCom(Call[tuple[str | None, ...]], frozen=True):
     """Return the XComs of the given tasks, in the same order; None where there is none.
 
@@ -39,7 +39,7 @@ class GetXCom(Call[tuple[str | None, ...]], frozen=True):
     run_id: str | None = None
 
 
-@answered_by("dags.runs:get_earlier_run", reads=True)
+@answered_by("dags.runs.runs:get_earlier_run", reads=True)
 class GetEarlierRun(Call[RunRecord | None], frozen=True):
     """Return the run of the same DAG with the latest logical date before the given run; None if there is none.
 
@@ -52,7 +52,7 @@ class GetEarlierRun(Call[RunRecord | None], frozen=True):
     state: str | None = None
 
 
-@answered_by("dags.task_values:push_xcom")
+@answered_by("dags.values.task_values:push_xcom")
 class PushXCom(Call[None], frozen=True):
     """Store an XCom of an attempt immediately; at most MAX_XCOM_BYTES."""
 
@@ -76,7 +76,7 @@ class ItemsStored(msgspec.Struct, frozen=True):
     full: bool = False
 
 
-@answered_by("dags.map_items:emit_items")
+@answered_by("dags.items.items:emit_items")
 class EmitItems(Call[ItemsStored], frozen=True):
     """Store the values that a generator task yielded; the tasks mapped over it get elements for them.
 
@@ -97,7 +97,7 @@ class EmitItems(Call[ItemsStored], frozen=True):
     values: tuple[str, ...]
 
 
-@answered_by("dags.map_lists:store_list_part")
+@answered_by("dags.items.long_lists:store_list_part")
 class StoreListPart(Call[None], frozen=True):
     """Store a part of a list that is larger than an XCom, because tasks are mapped over it.
 
@@ -132,7 +132,7 @@ class ValuePage(msgspec.Struct, frozen=True):
     values: tuple[tuple[int, str], ...]
 
 
-@answered_by("dags.map_values:get_value_page", reads=True)
+@answered_by("dags.items.value_pages:get_value_page", reads=True)
 class GetValuePage(Call[ValuePage], frozen=True):
     """Return stored values in the order of their indexes: results of the successful elements of a mapped task, or what
     a generator yielded. A page ends at 1,000 values or 8 MiB, and has at least one value if there is one.
@@ -178,7 +178,7 @@ class MapItem(msgspec.Struct, frozen=True):
     elements: tuple[str | None, ...]
 
 
-@answered_by("dags.map_parts:get_chunk_items", reads=True)
+@answered_by("dags.items.parts:get_chunk_items", reads=True)
 class GetChunkItems(Call[tuple[MapItem, ...]], frozen=True):
     """Return items of a chunk, in order; none: there are no more.
 
@@ -195,14 +195,14 @@ class GetChunkItems(Call[tuple[MapItem, ...]], frozen=True):
     part: int | None = None
 
 
-@answered_by("dags.task_values:get_variable", reads=True)
+@answered_by("dags.values.task_values:get_variable", reads=True)
 class GetVariable(Call[str | None], frozen=True):
     """Return the value of a variable; None if there is none."""
 
     key: str
 
 
-@answered_by("dags.task_values:set_variable")
+@answered_by("dags.values.task_values:set_variable")
 class SetVariable(Call[None], frozen=True):
     """Store a variable. `description`: None keeps the current one."""
 
@@ -211,7 +211,7 @@ class SetVariable(Call[None], frozen=True):
     description: str | None = None
 
 
-@answered_by("dags.task_values:delete_variable")
+@answered_by("dags.values.task_values:delete_variable")
 class DeleteVariable(Call[bool], frozen=True):
     """Delete a variable; False if there was none."""
 
@@ -232,14 +232,14 @@ class ConnectionRecord(msgspec.Struct, frozen=True):
     description: str | None = None
 
 
-@answered_by("dags.task_values:get_connection", reads=True)
+@answered_by("dags.values.task_values:get_connection", reads=True)
 class GetConnection(Call[ConnectionRecord | None], frozen=True):
     """Return a connection with its secrets; None if there is none."""
 
     id: str
 
 
-@answered_by("dags.task_values:get_task_state")
+@answered_by("dags.values.task_values:get_task_state")
 class GetTaskState(Call[str | None], frozen=True):
     """Return a value that a task stored for its later tries; None if there is none."""
 
@@ -248,7 +248,7 @@ class GetTaskState(Call[str | None], frozen=True):
     key: str
 
 
-@answered_by("dags.task_values:set_task_state")
+@answered_by("dags.values.task_values:set_task_state")
 class SetTaskState(Call[None], frozen=True):
     """Store a value for later tries of the task."""
 
@@ -258,7 +258,7 @@ class SetTaskState(Call[None], frozen=True):
     value: str
 
 
-@answered_by("dags.task_values:delete_task_state")
+@answered_by("dags.values.task_values:delete_task_state")
 class DeleteTaskState(Call[bool], frozen=True):
     """Delete a value that a task stored for its later tries; False if there was none."""
 
@@ -267,7 +267,7 @@ class DeleteTaskState(Call[bool], frozen=True):
     key: str
 
 
-@answered_by("dags.task_values:clear_task_state")
+@answered_by("dags.values.task_values:clear_task_state")
 class ClearTaskState(Call[int], frozen=True):
     """Delete all values that a task stored for its later tries; return their number."""
 
@@ -275,7 +275,7 @@ class ClearTaskState(Call[int], frozen=True):
     epoch: int
 
 
-@answered_by("dags.task_logs:append_log")
+@answered_by("dags.views.task_logs:append_log")
 class AppendLog(Call[None], frozen=True):
     """Store log parts; a part that is already stored stays unchanged."""
 

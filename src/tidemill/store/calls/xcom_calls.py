@@ -18,7 +18,7 @@ class XComRecord(msgspec.Struct, frozen=True):
     created_us: int
 
 
-@answered_by("dags.xcoms:list_xcoms", reads=True)
+@answered_by("dags.values.xcoms:list_xcoms", reads=True)
 class ListXComs(Call[Listed[XComRecord]], frozen=True):
     """Return the XComs of a run, by task and key.
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from typing import Any
 
 from tidemill.config.kafka_names import check_brokers, check_group, check_topic, check_topic_or_empty, refuse_owned
-from tidemill.config.kafka_settings import OWNED_SOURCE_KEYS
+from tidemill.config.sections.kafka_settings import OWNED_SOURCE_KEYS
 from tidemill.runtime.kafka.source_message import SourceMessage
 from tidemill.triggers.base import BaseEventTrigger, TriggerEvent
 from tidemill.triggers.builtin.arguments import resolve_environment

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from tidemill.config.web_settings import TokenSettings, UserSettings
+from tidemill.config.sections.web_settings import TokenSettings, UserSettings
 from tidemill.core.errors import escape_surrogates
 from tidemill.runtime.log.setup import throttle
 from tidemill.web.access.hashes import is_password, is_token

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from tidemill.config.web_settings import is_loopback
+from tidemill.config.sections.web_settings import is_loopback
 
 
 def split_host(text: str) -> str:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from urllib.parse import urlencode, urlsplit
 
-from tidemill.config.web_settings import PeerSettings
+from tidemill.config.sections.web_settings import PeerSettings
 
 #: The response header with the identity of the recordings; equal for all servers of one folder.
 IDENTITY = "Tidemill-Recordings"

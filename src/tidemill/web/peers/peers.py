@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from tidemill.config.web_settings import PeerSettings
+from tidemill.config.sections.web_settings import PeerSettings
 from tidemill.web.peers.client import PeerClient, PeerError
 
 PEER_SECONDS = 2.0

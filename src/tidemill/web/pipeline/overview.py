@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tidemill.config.redaction import redact_text
+from tidemill.config.sections.web_settings import check_url
 from tidemill.config.settings import Settings
 from tidemill.config.sink_types import name_sink_section
-from tidemill.config.web_settings import check_url
 from tidemill.runtime.link.progress import EngineProgress, SinkStats, find_stalled_partitions, name_stalled_partition
 from tidemill.spark.live.status_report import find_problems, is_starting
 from tidemill.spark.live.web_ui import Watched

@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 
 from pydantic import BaseModel, Field
 
-from tidemill.config.debug_settings import DebugSettings
+from tidemill.config.sections.debug_settings import DebugSettings
 
 #: Common queries in PromQL, by title; SELECTOR and INTERVAL are placeholders.
 _QUERIES = {

@@ -20,7 +20,7 @@ from typing import Generic, Protocol, TypeVar
 
 import structlog
 
-from tidemill.config.triggerer_settings import TriggererSettings
+from tidemill.config.sections.triggerer_settings import TriggererSettings
 from tidemill.core.triggers.group_commit import CommitLimits, ProducerStanding
 from tidemill.core.triggers.lifecycle import CancelReason
 from tidemill.core.triggers.pausable_clock import PausableClock

@@ -15,7 +15,7 @@ from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 
 import structlog
 
-from tidemill.config.triggerer_settings import TriggererSettings
+from tidemill.config.sections.triggerer_settings import TriggererSettings
 from tidemill.core.retry import Backoff
 from tidemill.core.triggers.lifecycle import BACKOFF, CancelReason
 from tidemill.runtime.process.malloc import trim_memory

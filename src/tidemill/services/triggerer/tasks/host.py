@@ -24,12 +24,12 @@ from typing import Any
 import structlog
 
 from tidemill.config.known_secrets import KnownSecrets
-from tidemill.config.triggerer_settings import TriggererSettings
+from tidemill.config.sections.triggerer_settings import TriggererSettings
 from tidemill.core.errors import RemoteError, TidemillError
 from tidemill.core.tasks.inputs import Channel
 from tidemill.core.triggers.lifecycle import CancelReason
 from tidemill.core.triggers.task_triggers import ClaimKey, TaskEnd
-from tidemill.dags.current import serving
+from tidemill.dags.attempt.current import serving
 from tidemill.runtime.log.setup import throttle
 from tidemill.services.sessions.beginning import begin_session
 from tidemill.services.sessions.lease import ServiceLease

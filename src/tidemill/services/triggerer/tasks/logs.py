@@ -17,7 +17,7 @@ import structlog
 
 from tidemill.config.known_secrets import KnownSecrets
 from tidemill.runtime.log.task_lines import TaskLine, WrittenLine
-from tidemill.services.worker.logs import AttemptLog
+from tidemill.services.worker.logs.logs import AttemptLog
 from tidemill.store.calls.task_calls import AppendLog
 from tidemill.store.calls.trigger_calls import ClaimedTrigger
 from tidemill.store.calls.worker_calls import LogPart

@@ -42,7 +42,7 @@ def render_start(claim: ClaimedTrigger) -> str:
         TriggerError: A template cannot be rendered.
     """
     # That module imports Jinja, which few triggers need.
-    from tidemill.dags.start_templates import render_kwargs
+    from tidemill.dags.triggers.start_templates import render_kwargs
 
     start = claim.start
     if start is None or start.attempt is None:
@@ -89,7 +89,7 @@ class StartRenderer:
                 raise self._explain()
             if self._thread is None:
                 # Its import may take longer than the limit on a busy machine.
-                await asyncio.to_thread(importlib.import_module, "tidemill.dags.start_templates")
+                await asyncio.to_thread(importlib.import_module, "tidemill.dags.triggers.start_templates")
                 self._thread = _RenderThread(loop)
             rendering = self._thread.submit(claim)
             try:

@@ -30,7 +30,7 @@ from tidemill.core.tasks.instance import format_instance
 from tidemill.core.triggers.event_plan import EventRefusal, EventRefused, EventStored, StoreOutcome
 from tidemill.core.triggers.lifecycle import CancelReason
 from tidemill.core.triggers.task_triggers import ClaimKey, TaskEnd, decide_end
-from tidemill.dags.stream_key import write_key
+from tidemill.dags.triggers.stream_key import write_key
 from tidemill.services.triggerer.hosting.ending import RefusedEventError, explain_fault, run_step
 from tidemill.services.triggerer.hosting.loading import (
     TriggerError,

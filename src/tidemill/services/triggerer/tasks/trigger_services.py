@@ -13,7 +13,7 @@ from typing import NoReturn, TypeVar
 
 from tidemill.config.known_secrets import KnownSecrets
 from tidemill.core.errors import HandlerError, RemoteError
-from tidemill.dags.task_services import NO_WRITES, BatchWrites
+from tidemill.dags.attempt.task_services import NO_WRITES, BatchWrites
 from tidemill.store.calls.asked_secrets import find_secrets
 from tidemill.store.calls.call import Call
 from tidemill.store.calls.task_calls import DeleteVariable, GetConnection, GetVariable, SetVariable
@@ -26,7 +26,7 @@ ANSWER_SECONDS = 30.0
 
 
 class TriggerServices:
-    """The part of `tidemill.dags.task_services.TaskServices` that triggers may use.
+    """The part of `tidemill.dags.attempt.task_services.TaskServices` that triggers may use.
 
     Args:
         calls: The store; called on the running loop.

@@ -16,7 +16,7 @@ from tidemill.store.batches import find_dialect
 from tidemill.store.calls.trigger_calls import ClaimTriggers, KillCalled
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import task_callback
-from tidemill.store.queries.dags.effects import ON_KILL
+from tidemill.store.queries.dags.state.effects import ON_KILL
 from tidemill.store.queries.sessions.services import check_session
 from tidemill.store.queries.triggers.cursors import IDS, build_id_rows
 from tidemill.store.queries.triggers.triggers import make_storable

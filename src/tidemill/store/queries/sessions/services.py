@@ -47,8 +47,8 @@ from tidemill.store.calls.service_calls import (
 )
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import task_callback, task_instance
-from tidemill.store.queries.dags.effects import ON_KILL
-from tidemill.store.queries.dags.tasks import draw_bits, move_all_held
+from tidemill.store.queries.dags.state.effects import ON_KILL
+from tidemill.store.queries.dags.state.tasks import draw_bits, move_all_held
 from tidemill.store.queries.isolation import work_on_runs
 from tidemill.store.queries.sessions.deaths import HeldTrigger, LostSession, count_deaths, forget_deaths
 from tidemill.store.queries.triggers.cursors import IDS, build_id_rows, lock_cursors

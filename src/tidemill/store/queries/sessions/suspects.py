@@ -18,7 +18,7 @@ from tidemill.store.batches import find_dialect
 from tidemill.store.calls.stream_calls import EndStream
 from tidemill.store.calls.trigger_calls import HasSuspects, TakenSuspects, TakeSuspects
 from tidemill.store.context import CallContext
-from tidemill.store.queries.dags.tasks import draw_bits, move_tasks
+from tidemill.store.queries.dags.state.tasks import draw_bits, move_tasks
 from tidemill.store.queries.sessions.services import check_session
 from tidemill.store.queries.sessions.stream_ends import end_stream
 from tidemill.store.queries.sessions.stream_locks import try_lock_streams

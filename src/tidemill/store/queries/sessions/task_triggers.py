@@ -46,11 +46,11 @@ from tidemill.store.calls.trigger_calls import (
 from tidemill.store.calls.worker_calls import OutcomeKind
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import dag, dag_run, task_instance
-from tidemill.store.queries.dags.starts import StartValues, describe_starts
-from tidemill.store.queries.dags.streams import feed_maps, note_endings, note_events
-from tidemill.store.queries.dags.tasks import close_board, draw_bits, end_cleanups
-from tidemill.store.queries.dags.transition import Board
-from tidemill.store.queries.dags.xcoms import find_fault
+from tidemill.store.queries.dags.attempts.starts import StartValues, describe_starts
+from tidemill.store.queries.dags.attempts.streams import feed_maps, note_endings, note_events
+from tidemill.store.queries.dags.state.tasks import close_board, draw_bits, end_cleanups
+from tidemill.store.queries.dags.state.transition import Board
+from tidemill.store.queries.dags.values.xcoms import find_fault
 from tidemill.store.queries.sessions.claims import REST_US, find_unreadable, take_free
 from tidemill.store.queries.sessions.kills import claim_kills, settle_kills
 from tidemill.store.queries.sessions.reserved_triggers import take_reserved
@@ -309,7 +309,7 @@ def fail_trigger(connection: Connection, request: FailTrigger, context: CallCont
 
 def _recognise(connection: Connection, row: Row[Any], given: TriggerFailed) -> OutcomeKind:
     """Distinguish a repeated report from a late one: stopping the trigger has raised its token once."""
-    from tidemill.store.queries.dags.journal import find_left
+    from tidemill.store.queries.dags.state.journal import find_left
 
     left = find_left(connection, [(row.task_id, row.epoch)]).get((row.task_id, row.epoch))
     return OutcomeKind.ALREADY if left == identify(given) else OutcomeKind.FENCED

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tidemill.config.metrics_settings import MetricsSettings
+from tidemill.config.sections.metrics_settings import MetricsSettings
 from tidemill.core.triggers.group_commit import ProducerStanding
 from tidemill.core.wording import format_count
 from tidemill.runtime.log.setup import version

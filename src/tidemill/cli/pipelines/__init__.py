@@ -1,0 +1,1 @@
+"""Commands for pipelines: run one, watch it, and control it."""

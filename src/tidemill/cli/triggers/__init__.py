@@ -1,0 +1,1 @@
+"""`tidemill triggers`: hosts triggers and shows their state."""

@@ -1,0 +1,1 @@
+"""Runs an attempt of a task."""

@@ -1,0 +1,1 @@
+"""Mapped tasks and mapped groups."""

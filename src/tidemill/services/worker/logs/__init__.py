@@ -1,0 +1,1 @@
+"""The logs of attempts, as a worker collects and stores them."""

@@ -1,0 +1,1 @@
+"""The task processes of a worker, as the worker sees them."""

@@ -1,0 +1,1 @@
+"""What users change: tasks of runs, and pools."""

@@ -1,0 +1,1 @@
+"""Attempts of tasks: admission, claims, and what they store while they run."""

@@ -1,0 +1,1 @@
+"""DAG files, and the DAGs in them."""

@@ -1,0 +1,1 @@
+"""The scheduler's steps for mapped tasks and mapped groups."""

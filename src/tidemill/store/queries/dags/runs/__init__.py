@@ -1,0 +1,1 @@
+"""Runs of DAGs: how they begin, how far they are, and when they are removed."""

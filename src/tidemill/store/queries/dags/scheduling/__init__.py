@@ -1,0 +1,1 @@
+"""When runs are created and when they start."""

@@ -1,0 +1,1 @@
+"""The values that runs are given and that tasks pass on."""

@@ -1,0 +1,1 @@
+"""What the command line and the web pages read about tasks."""

@@ -1,0 +1,357 @@
+"""The tasks of runs for the command line and the web pages: lists, history, logs, and numbers for metrics.
+
+Invariants: lists read at most one page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, Row, Select, and_, func, literal_column, select, text
+
+from tidemill.core.tasks.dependencies import TaskOutcome
+from tidemill.core.tasks.expansion import find_count
+from tidemill.core.tasks.instance import UNMAPPED, format_instance
+from tidemill.core.tasks.task_row import TaskState
+from tidemill.store.calls.call import CallRefusedError, Listed, RefusalKind
+from tidemill.store.calls.count_calls import CountStore, StoreCounts
+from tidemill.store.calls.element_calls import ListElements
+from tidemill.store.calls.instance_calls import (
+    HistoryRecord,
+    ListTasks,
+    MapCounts,
+    StreamAbout,
+    TaskHistory,
+    TaskRecord,
+)
+from tidemill.store.calls.log_calls import LogPartRecord, ReadLog
+from tidemill.store.context import CallContext
+from tidemill.store.dag_plan import DagPlan
+from tidemill.store.dag_tables import (
+    HOLDS_SLOTS,
+    IS_BAD_ELEMENT,
+    IS_DEFERRED,
+    IS_LEFT_PART,
+    IS_SKIPPED_ELEMENT,
+    IS_UNMAPPED,
+    dag_file,
+    dag_run,
+    dag_version,
+    task_instance,
+    task_journal,
+    task_part,
+)
+from tidemill.store.queries.dags.runs.progress import ACTIVE, count_tasks
+from tidemill.store.queries.dags.runs.runs import find_run
+from tidemill.store.queries.dags.state.task_rows import compute_rank, is_resumed, load_plan
+from tidemill.store.queries.dags.views.map_counts import read_counts, read_possible
+from tidemill.store.queries.dags.views.stream_abouts import describe_streams
+from tidemill.store.queries.dags.views.task_logs import find_last_try, read_log
+from tidemill.store.tables import service_session, trigger
+
+_TASK, _RUN, _JOURNAL, _PART = task_instance.c, dag_run.c, task_journal.c, task_part.c
+_BAD = (TaskOutcome.FAILED, TaskOutcome.UPSTREAM_FAILED)
+#: The conditions of the short indexes on tasks that have not ended, by state.
+_OPEN = {
+    TaskState.NONE: "task_instance.pending = 2",
+    TaskState.SCHEDULED: "task_instance.state = 'scheduled'",
+    TaskState.QUEUED: f"task_instance.{HOLDS_SLOTS}",
+    TaskState.RUNNING: f"task_instance.{HOLDS_SLOTS}",
+    TaskState.ENDING: f"task_instance.{HOLDS_SLOTS}",
+    TaskState.DEFERRED: f"task_instance.{IS_DEFERRED}",
+    TaskState.UP_FOR_RETRY: "task_instance.next_due_us IS NOT NULL",
+}
+_FAILED = IS_BAD_ELEMENT.replace("state", "task_instance.state")
+#: The conditions of all indexes on elements by state.
+_INDEXED: dict[str, str] = {
+    **{state.value: condition for state, condition in _OPEN.items()},
+    **dict.fromkeys(_BAD, _FAILED),
+    TaskOutcome.SKIPPED: IS_SKIPPED_ELEMENT.replace("state", "task_instance.state"),
+}
+
+
+def list_tasks(connection: Connection, request: ListTasks, context: CallContext) -> Listed[TaskRecord]:
+    """Return a page of the tasks of a run; see `ListTasks`."""
+    run, plan = _find_plan(connection, request.dag_id, request.run_id)
+    index, name = request.map_index, request.task_id
+    if index is not None and index >= 0 and name in plan.tasks and plan.tasks[name].iterated:
+        element = ListElements(request.dag_id, request.run_id, name, request.states, index, index)
+        return _list_parts(connection, run, plan, element)
+    statement = _select_tasks(run, request.limit)
+    if request.states:
+        statement = statement.where(_TASK.state.in_(request.states))
+    if request.task_id is not None:
+        statement = statement.where(_TASK.task_id == request.task_id)
+    if request.map_index == UNMAPPED:
+        statement = statement.where(text(IS_UNMAPPED))
+    elif request.map_index is not None:
+        statement = statement.where(_TASK.map_index == request.map_index)
+    rows = _fetch_page(connection, statement, plan, request)
+    found = rows[: request.limit]
+    counts = read_counts(connection, run, plan)
+    streams = describe_streams(connection, [row.id for row in found], context.now_us)
+    labels = _read_unit_labels(connection, run, plan, found)
+    records = tuple(
+        _build_task(row, plan, request, counts.get(row.id), streams.get(row.id), labels.get(row.id)) for row in found
+    )
+    last = rows[request.limit - 1] if len(rows) > request.limit else None
+    return Listed(records, None if last is None else f"{last.number}:{last.map_index}")
+
+
+def list_elements(connection: Connection, request: ListElements, context: CallContext) -> Listed[TaskRecord]:
+    """Return a page of the elements of a mapped task; see `ListElements`."""
+    run, plan = _find_plan(connection, request.dag_id, request.run_id)
+    if request.task_id not in plan.tasks:
+        raise refuse_instance(request.dag_id, request.run_id, request.task_id, UNMAPPED)
+    if plan.tasks[request.task_id].iterated:
+        return _list_parts(connection, run, plan, request)
+    rows = _fetch_elements(connection, run, request)
+    found = rows[: request.limit]
+    streams = describe_streams(connection, [row.id for row in found], context.now_us)
+    labels = _read_unit_labels(connection, run, plan, found)
+    records = tuple(_build_task(row, plan, request, None, streams.get(row.id), labels.get(row.id)) for row in found)
+    return Listed(records, str(records[-1].map_index) if len(rows) > request.limit else None)
+
+
+def _read_unit_labels(connection: Connection, run: int, plan: DagPlan, rows: Sequence[Row[Any]]) -> dict[int, str]:
+    """Return the labels of the elements of mapped groups among these rows: that of the task which started first."""
+    units = {(row.task_id, row.map_index): row.id for row in rows if row.task_id in plan.groups and row.map_index >= 0}
+    found: dict[int, str] = {}
+    for group in {name for name, _ in units}:
+        indexes = [index for name, index in units if name == group]
+        mine = and_(_TASK.run == run, _TASK.task_id.in_(plan.groups[group]), _TASK.label.is_not(None))
+        # Not all between them: those in a state that few have are far apart.
+        mine = and_(mine, _TASK.map_index.in_(indexes))
+        wanted = select(_TASK.map_index, _TASK.label).where(mine).order_by(_TASK.started_us, _TASK.number)
+        for index, label in connection.execute(wanted):
+            unit = units.get((group, index))
+            if unit is not None:
+                found.setdefault(unit, label)
+    return found
+
+
+def _list_parts(connection: Connection, run: int, plan: DagPlan, request: ListElements) -> Listed[TaskRecord]:
+    """Return the elements of a task that runs all of them in one attempt, as far as they have run."""
+    only = and_(_TASK.run == run, _TASK.task_id == request.task_id, _TASK.map_index == 0)
+    own = connection.execute(_select_tasks(None, 1).where(only)).first()
+    if own is None:
+        return Listed((), None)
+    first = max(0, request.first or 0, -1 if request.after is None else int(request.after) + 1)
+    mine = [_PART.task == own.id, _PART.number >= first]
+    if request.last is not None:
+        mine.append(_PART.number <= request.last)
+    if request.states:
+        mine.append(_PART.state.in_(request.states))
+        if TaskOutcome.SUCCESS not in request.states:
+            mine.append(text(IS_LEFT_PART.replace("state", "task_part.state")))
+    rows = connection.execute(
+        select(task_part).where(and_(*mine)).order_by(_PART.number).limit(request.limit + 1)
+    ).all()
+    record = _build_task(own, plan, request)
+    tries = plan.tasks[request.task_id].structure.retries + 1
+    records = tuple(
+        msgspec.structs.replace(
+            record,
+            map_index=row.number,
+            state=row.state,
+            tries=row.tries,
+            max_tries=tries,
+            started_us=row.started_us,
+            ended_us=row.ended_us,
+            since_us=row.ended_us,
+            due_us=None,
+            error=row.error,
+            label=None,
+            worker=None,
+        )
+        for row in rows[: request.limit]
+    )
+    return Listed(records, str(records[-1].map_index) if len(rows) > request.limit else None)
+
+
+def _fetch_elements(connection: Connection, run: int, request: ListElements) -> list[Row[Any]]:
+    """Return the rows of a page of elements and at least one more; those in states that few have by their indexes."""
+    states = _select_states(connection, run, request)
+    if request.states and not states:
+        return []
+    first = max(0, request.first or 0, -1 if request.after is None else int(request.after) + 1)
+    mine = [_TASK.task_id == request.task_id, _TASK.map_index >= first]
+    if request.last is not None:
+        mine.append(_TASK.map_index <= request.last)
+    if states:
+        mine.append(_TASK.state.in_(states))
+    page = _select_tasks(None, request.limit).where(and_(*mine)).order_by(_TASK.map_index)
+    if not states or not states <= _INDEXED.keys():
+        return list(connection.execute(page.where(_TASK.run == run)))
+    rows: list[Row[Any]] = []
+    for condition in sorted({_INDEXED[state] for state in states}):
+        # The `+ 0` keeps the databases from reading all elements by name.
+        is_open = condition in _OPEN.values()
+        of_run = _TASK.run + literal_column("0") == run if is_open else _TASK.run == run
+        rows += connection.execute(page.where(and_(of_run, text(condition))))
+    return sorted(rows, key=lambda row: int(row.map_index))
+
+
+def _select_states(connection: Connection, run: int, request: ListElements) -> set[str]:
+    """Return the states among those asked for that elements may be in, as the counts of their map say."""
+    if not request.states:
+        return set()
+    counts = read_possible(connection, run, request.task_id)
+    if counts is None:
+        return set(request.states)
+    known = set(TaskState)
+    return {
+        state
+        for state in request.states
+        if state not in known or (name := find_count(TaskState(state))) is None or counts[name]
+    }
+
+
+def _find_plan(connection: Connection, dag_id: str, run_id: str) -> tuple[int, DagPlan]:
+    run = find_run(connection, dag_id, run_id)
+    version = (
+        select(dag_version.c.id, dag_version.c.digest)
+        .join(dag_run, _RUN.version_id == dag_version.c.id)
+        .where(_RUN.id == run)
+    )
+    return run, load_plan(connection, *connection.execute(version).one())
+
+
+def _select_tasks(run: int | None, limit: int) -> Select[Any]:
+    """Select tasks with their workers and triggers. `run`: None: the caller names the run."""
+    waits = and_(trigger.c.task_id == _TASK.id, trigger.c.epoch == _TASK.epoch)
+    selected = (
+        select(task_instance, service_session.c.host, service_session.c.pid, trigger.c.id.label("trigger"))
+        .outerjoin(service_session, service_session.c.id == _TASK.session_id)
+        .outerjoin(trigger, waits)
+        .limit(limit + 1)
+    )
+    return selected if run is None else selected.where(_TASK.run == run)
+
+
+def _fetch_page(
+    connection: Connection, statement: Select[Any], plan: DagPlan, request: ListTasks
+) -> Sequence[Row[Any]]:
+    """Return the rows of a page and one more; `after` is the number and the index of the last row before it."""
+    # The index on names provides the order of the instances of one task; there may be many.
+    of_one, of_all = statement.order_by(_TASK.map_index), statement.order_by(_TASK.number, _TASK.map_index)
+    if request.after is None:
+        return connection.execute(of_all if request.task_id is None else of_one).all()
+    number, index = map(int, request.after.split(":"))
+    rows: list[Row[Any]] = []
+    if request.map_index is None and number < len(plan.structure.tasks):
+        same = and_(_TASK.task_id == plan.structure.tasks[number].id, _TASK.map_index > index)
+        rows += connection.execute(of_one.where(same))
+    if len(rows) <= request.limit and request.task_id is None:
+        later = of_all.where(_TASK.number > number).limit(request.limit + 1 - len(rows))
+        rows += connection.execute(later)
+    return rows
+
+
+def _build_task(
+    row: Row[Any],
+    plan: DagPlan,
+    request: ListTasks | ListElements,
+    elements: MapCounts | None = None,
+    stream: StreamAbout | None = None,
+    label: str | None = None,
+) -> TaskRecord:
+    return TaskRecord(
+        id=row.id,
+        run=row.run,
+        dag_id=request.dag_id,
+        run_id=request.run_id,
+        task_id=row.task_id,
+        map_index=row.map_index,
+        state=row.state,
+        epoch=row.epoch,
+        tries=row.tries,
+        max_tries=row.max_tries,
+        operator=plan.tasks[row.task_id].structure.operator,
+        queue=row.queue,
+        pool=row.pool,
+        pool_slots=row.pool_slots,
+        priority=compute_rank(0, is_resumed(row.rank)) - row.rank,
+        since_us=row.since_us,
+        started_us=row.started_us,
+        ended_us=row.ended_us,
+        due_us=row.next_due_us,
+        worker=None if row.host is None else f"{row.host}, process {row.pid}",
+        trigger=row.trigger,
+        error=row.error,
+        elements=elements,
+        label=row.label or label,
+        block=row.block,
+        stream=stream,
+    )
+
+
+def find_task(connection: Connection, request: TaskHistory | ReadLog) -> int:
+    """Return the id of a task.
+
+    Raises:
+        CallRefusedError: There is no such task.
+    """
+    run = find_run(connection, request.dag_id, request.run_id)
+    wanted = and_(_TASK.run == run, _TASK.task_id == request.task_id, _TASK.map_index == request.map_index)
+    found = connection.execute(select(_TASK.id).where(wanted)).scalar()
+    if found is None and request.map_index > 0:
+        # Elements that run in one attempt have the history and the log of that attempt.
+        only = and_(_TASK.run == run, _TASK.task_id == request.task_id, _TASK.map_index == 0)
+        same = and_(_PART.task == _TASK.id, _PART.number == request.map_index)
+        found = connection.execute(select(_TASK.id).join(task_part, same).where(only)).scalar()
+    if found is None:
+        raise refuse_instance(request.dag_id, request.run_id, request.task_id, request.map_index)
+    return int(found)
+
+
+def refuse_instance(dag_id: str, run_id: str, task_id: str, map_index: int) -> CallRefusedError:
+    """Return the refusal of a call that names a task instance which does not exist."""
+    return CallRefusedError(
+        RefusalKind.UNKNOWN,
+        f"run {run_id!r} has no task {format_instance(task_id, map_index)!r}; list them with "
+        f"`tidemill tasks states {dag_id} --run {run_id}`",
+    )
+
+
+def list_history(connection: Connection, request: TaskHistory, context: CallContext) -> Listed[HistoryRecord]:
+    """Return a page of the state changes of a task; see `TaskHistory`."""
+    wanted = [_JOURNAL.task == find_task(connection, request)]
+    if request.after is not None:
+        wanted.append(_JOURNAL.epoch > int(request.after))
+    statement = select(task_journal).where(and_(*wanted)).order_by(_JOURNAL.epoch).limit(request.limit + 1)
+    rows = [
+        HistoryRecord(row.epoch, row.before, row.after, row.given, row.at_us, row.said_by, row.detail)
+        for row in connection.execute(statement)
+    ]
+    more = len(rows) > request.limit
+    return Listed(tuple(rows[: request.limit]), str(rows[request.limit - 1].epoch) if more else None)
+
+
+def read_task_log(connection: Connection, request: ReadLog, context: CallContext) -> Listed[LogPartRecord]:
+    """Return a page of the log of a try; see `ReadLog`."""
+    task = find_task(connection, _find_log(connection, request))
+    try_number = find_last_try(connection, task) if request.try_number is None else request.try_number
+    return read_log(connection, task, try_number, request.after, request.limit)
+
+
+def _find_log(connection: Connection, request: ReadLog) -> ReadLog:
+    """Return the request for the log of the attempt if all elements of a mapped task run in one."""
+    run, plan = _find_plan(connection, request.dag_id, request.run_id)
+    task = plan.tasks.get(request.task_id)
+    if request.map_index != UNMAPPED or task is None or not task.iterated:
+        return request
+    attempt = and_(_TASK.run == run, _TASK.task_id == request.task_id, _TASK.map_index == 0)
+    has_one = connection.execute(select(_TASK.id).where(attempt)).first() is not None
+    return msgspec.structs.replace(request, map_index=0) if has_one else request
+
+
+def count_store(connection: Connection, request: CountStore, context: CallContext) -> StoreCounts:
+    """Return the numbers for metrics; see `CountStore`."""
+    tasks = count_tasks(connection)
+    counted = select(ACTIVE.c.state, func.count()).group_by(ACTIVE.c.state)
+    runs: dict[str, int] = dict(connection.execute(counted).all())
+    broken = select(func.count()).where(and_(dag_file.c.present == 1, dag_file.c.error.is_not(None)))
+    return StoreCounts(tasks, runs, int(connection.execute(broken).scalar_one()))
