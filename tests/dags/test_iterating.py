@@ -28,13 +28,13 @@ from tidemill.dags import (
     TaskFailed,
     TaskSkipped,
     get_current_context,
-    iterating,
     task,
     task_group,
 )
 from tidemill.dags.attempt.current import note_interrupted
 from tidemill.dags.exceptions import TaskTimeout
-from tidemill.dags.execution.iterating import PlaceLeft
+from tidemill.dags.execution import element_feeder, result_keeper
+from tidemill.dags.execution.elements import PlaceLeft
 from tidemill.dags.structure.building import build_structure, serialize_dag
 from tidemill.dags.structure.structures import read_structure
 from tidemill.runtime.json.codec import decode, encode
@@ -473,7 +473,7 @@ def test_operators_of_an_attempt_that_is_interrupted_are_killed() -> None:
 
 
 def test_many_large_results_are_sent_in_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(iterating, "_MAX_GROUP_BYTES", 100)
+    monkeypatch.setattr(result_keeper, "_MAX_GROUP_BYTES", 100)
 
     @task(task_concurrency=40)
     async def produce(x: int) -> str:
@@ -489,7 +489,7 @@ def test_many_large_results_are_sent_in_several_messages(monkeypatch: pytest.Mon
 
 
 def test_large_items_are_not_read_far_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(iterating, "_AHEAD_CHARACTERS", 1_000)
+    monkeypatch.setattr(element_feeder, "_AHEAD_CHARACTERS", 1_000)
     asked: list[int] = []
 
     class Counted(Parts):
@@ -514,7 +514,7 @@ def test_large_items_are_not_read_far_ahead(monkeypatch: pytest.MonkeyPatch) -> 
 def test_elements_that_the_store_alone_knows_run_again_once_their_results_are_stored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(iterating, "_MAX_RETRYING", 1)
+    monkeypatch.setattr(element_feeder, "_MAX_RETRYING", 1)
     calls: Counter[int] = Counter()
 
     class Slow(Parts):

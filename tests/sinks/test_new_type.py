@@ -49,7 +49,7 @@ def test_a_type_that_is_in_the_table_works_everywhere(tmp_path: Path) -> None:
     package = tmp_path / "tidemill"
     shutil.copytree(Path(tidemill.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(HERE / "lines.py", package / "sinks")
-    with (package / "config/sink_settings.py").open("a") as file:
+    with (package / "config/sections/sink_settings.py").open("a") as file:
         file.write(SETTINGS)
     insert(package / "sinks/payloads.py", "class CustomPayload(", PAYLOAD)
     insert(package / "sinks/payloads.py", "    custom: Sequence[CustomPayload] = ()\n", FIELD)

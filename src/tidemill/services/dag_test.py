@@ -29,7 +29,7 @@ from tidemill.core.tasks.instance import format_instance
 from tidemill.dags.attempt.current import serving
 from tidemill.dags.attempt.results import AttemptResult
 from tidemill.dags.exceptions import DagError
-from tidemill.dags.execution.iterating import PlaceLeft
+from tidemill.dags.execution.elements import PlaceLeft
 from tidemill.dags.execution.running import run_attempt
 from tidemill.dags.file_errors import explain_file_error
 from tidemill.dags.loading import LoadedFile, load_file

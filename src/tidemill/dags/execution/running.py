@@ -174,8 +174,10 @@ def _run_elements(
     dag: Any, mapped: Any, claim: AttemptClaim, context: Context, services: TaskServices
 ) -> AttemptResult:
     """Run all elements of a task in this attempt."""
-    # Imported here, because it imports asyncio.
-    from tidemill.dags.execution.iterating import ElementRunner, Iteration, PlaceLeft, describe_failures
+    # Imported here, because they import asyncio.
+    from tidemill.dags.execution.element_runner import ElementRunner
+    from tidemill.dags.execution.elements import PlaceLeft
+    from tidemill.dags.execution.iterating import Iteration, describe_failures
 
     def render(operator: Any, of_element: Context, data: Any) -> None:
         _render(dag, operator, of_element, find_texts(data))

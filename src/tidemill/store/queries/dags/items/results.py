@@ -77,7 +77,7 @@ def copy_pairs(
 
     Args:
         connection: A connection inside a transaction.
-        parts: By source, its items, as `select_results` and `map_items.select_items` return them.
+        parts: By source, its items, as `select_results` and `items.select_items` return them.
         owners: By source, the task instance and the key to store its items under.
         fills: Whether a pair may lack items; these are not stored.
     """

@@ -1,7 +1,7 @@
 """The queues of maps that follow other maps element by element: the indexes of elements that have ended.
 
 A queue is the rows of `map_item` under the head of the follower: one for each element of the other map that has ended
-and that the follower has not looked at yet. It is the follower's backlog; see `map_follow`.
+and that the follower has not looked at yet. It is the follower's backlog; see `maps.follow`.
 
 Invariants: an index says only that the element has ended at some time. Rows of queues are locked after elements and
 before maps; an element that ends locks its row even if it is there already.
