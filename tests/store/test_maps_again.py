@@ -20,7 +20,7 @@ from tidemill.store.calls.task_calls import GetValuePage
 from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt
 from tidemill.store.dag_tables import task_instance, task_map
 from tidemill.store.database import Database
-from tidemill.store.queries.dags.maps import maps
+from tidemill.store.queries.dags.maps import preparation, steps
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ async def test_an_element_that_a_worker_gives_back_while_the_map_is_looked_at_ru
     first, second = await player.claim()
     await player.store.call(ClearTasks(run.dag_id, run.run_id, ("m",), "tester", map_index=1))
     await player.turn(AttemptReport(first.task, first.epoch, Success()), held=((second.task, second.epoch),))
-    read_maps, given_back = maps.read_maps, []
+    read_maps, given_back = steps.read_maps, []
 
     def read(connection: Connection, heads: Any, *, locks: bool) -> Any:
         if locks and not given_back:
@@ -52,7 +52,7 @@ async def test_an_element_that_a_worker_gives_back_while_the_map_is_looked_at_ru
         return read_maps(connection, heads, locks=locks)
 
     with monkeypatch.context() as patch:
-        patch.setattr(maps, "read_maps", read)
+        patch.setattr(steps, "read_maps", read)
         await player.schedule()
 
     (again,) = await player.claim()
@@ -64,7 +64,7 @@ async def test_an_element_that_a_worker_gives_back_while_the_map_is_looked_at_ru
 
 
 async def test_elements_of_a_cleared_map_end_in_batches(player: Player, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maps, "ELEMENTS", 3)
+    monkeypatch.setattr(preparation, "ELEMENTS", 3)
     run = await player.create(dag(mapped("m", literal(7), max_outstanding=7), task("z", "m")))
     attempts = await player.claim()
     # This one is ending already, but to run again.
@@ -134,7 +134,7 @@ async def test_failed_elements_of_a_map_that_stopped_itself_run_again(player: Pl
 async def test_a_map_that_stops_itself_ends_its_elements_in_batches_and_once(
     player: Player, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maps, "ELEMENTS", 2)
+    monkeypatch.setattr(preparation, "ELEMENTS", 2)
     run = await player.create(dag(mapped("m", literal(9), max_outstanding=6, max_failed_elements=0)))
     await player.schedule()
     (first,) = (await player.turn(capacity=1)).claimed
@@ -158,7 +158,7 @@ async def test_a_map_that_stops_itself_ends_its_elements_in_batches_and_once(
 async def test_results_of_a_former_life_of_a_map_are_gone_before_its_successors_run(
     player: Player, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maps, "ELEMENTS", 3)
+    monkeypatch.setattr(preparation, "ELEMENTS", 3)
     results = (("return_value", "[1, 2, 3, 4, 5, 6, 7, 8]"),)
     run = await player.create(
         dag(task("s"), mapped("m", MapSource("xcom", "s", "return_value")), task("z", "m", rule="all_done"))
@@ -195,7 +195,7 @@ async def test_results_of_a_former_life_of_a_map_are_gone_before_its_successors_
 async def test_an_empty_map_ends_once_the_elements_of_its_former_life_are_removed(
     player: Player, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maps, "ELEMENTS", 3)
+    monkeypatch.setattr(preparation, "ELEMENTS", 3)
     run = await player.create(dag(task("s"), mapped("m", MapSource("xcom", "s", "return_value")), task("z", "m")))
     await player.report(await player.claim_one(), Success(), xcoms=(("return_value", "[1, 2, 3, 4, 5, 6]"),))
     await player.play()
@@ -213,7 +213,7 @@ async def test_an_empty_map_ends_once_the_elements_of_its_former_life_are_remove
 async def test_a_map_that_stops_in_its_second_life_ends_without_elements_of_the_first(
     player: Player, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maps, "ELEMENTS", 2)
+    monkeypatch.setattr(preparation, "ELEMENTS", 2)
     run = await player.create(dag(mapped("m", literal(9), max_outstanding=2, max_failed_elements=0), task("z", "m")))
     await player.play()
     assert await count_states(player, run, "m") == {"success": 9}

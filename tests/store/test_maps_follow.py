@@ -18,7 +18,7 @@ from tidemill.store.calls.task_calls import GetValuePage
 from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt
 from tidemill.store.dag_tables import map_item, task_instance, task_map
 from tidemill.store.database import Database
-from tidemill.store.queries.dags.maps import maps
+from tidemill.store.queries.dags.maps import preparation
 from tidemill.store.queries.dags.runs.run_retention import RunRemoval, remove_part
 from tidemill.store.queries.dags.state.map_queue import QUEUE
 
@@ -473,15 +473,15 @@ async def test_old_elements_of_a_map_that_begins_anew_are_removed_in_batches_tha
 ) -> None:
     run = await player.create(dag(mapped("s", literal(7)), follower("f", "s"), task("z", "f")))
     await play(player)
-    monkeypatch.setattr(maps, "ELEMENTS", 3)
-    fetch, read = maps.fetch_elements, []
+    monkeypatch.setattr(preparation, "ELEMENTS", 3)
+    fetch, read = preparation.fetch_elements, []
 
     def note(board: Any, head: Any, kind: str, first: int, *details: Any) -> list[Any]:
         if (head.task_id, kind) == ("f", "present"):
             read.append(first)
         return fetch(board, head, kind, first, *details)
 
-    monkeypatch.setattr(maps, "fetch_elements", note)
+    monkeypatch.setattr(preparation, "fetch_elements", note)
     await player.store.call(ClearTasks(run.dag_id, run.run_id, ("s",), "tester", downstream=True))
     ran = await play(player)
 

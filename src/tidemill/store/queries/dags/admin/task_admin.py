@@ -35,7 +35,7 @@ from tidemill.store.queries.dags.admin.map_clearing import forget_failures, sele
 from tidemill.store.queries.dags.attempts.iterations import forget_parts, retry_parts
 from tidemill.store.queries.dags.items.items import begin_again, forget_streams
 from tidemill.store.queries.dags.maps.locks import lock_elements, lock_failed_elements
-from tidemill.store.queries.dags.maps.maps import look_at_maps
+from tidemill.store.queries.dags.maps.steps import look_at_maps
 from tidemill.store.queries.dags.runs.runs import find_run, queue_run
 from tidemill.store.queries.dags.state.map_rows import read_ends, read_maps
 from tidemill.store.queries.dags.state.task_rows import InstanceKey, RunEntry, TaskEntry

@@ -23,8 +23,8 @@ from tidemill.store.batches import find_dialect
 from tidemill.store.calls.service_calls import MapLimits
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import dag_run, task_map
-from tidemill.store.queries.dags.maps.maps import look_at_maps
 from tidemill.store.queries.dags.maps.policy import get_policy, may_start
+from tidemill.store.queries.dags.maps.steps import look_at_maps
 from tidemill.store.queries.dags.scheduling.fair_order import PRIME, order_fairly
 from tidemill.store.queries.dags.state.map_rows import DEFAULT_LIMITS, read_maps
 from tidemill.store.queries.dags.state.task_rows import TaskEntry
