@@ -28,7 +28,7 @@ from tidemill.store.calls.trigger_calls import (
 )
 from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt, OutcomeKind
 from tidemill.store.database import Database
-from tidemill.store.queries.dags.attempts.streams import FULL
+from tidemill.store.queries.dags.streams.rows import FULL
 
 _requests = itertools.count(1)
 

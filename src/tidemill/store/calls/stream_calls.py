@@ -49,7 +49,7 @@ class StreamBatch(msgspec.Struct, frozen=True):
     ending: EventEnding | None = None
 
 
-@answered_by("dags.attempts.streams:take_events", reads=True)
+@answered_by("dags.streams.batches:take_events", reads=True)
 class TakeEvents(Call[tuple[StreamBatch, ...]], frozen=True):
     """Return the events of streams that have arrived, at once; a stream without new events has an empty batch.
 
@@ -64,7 +64,7 @@ class TakeEvents(Call[tuple[StreamBatch, ...]], frozen=True):
     wait_us: int = 0
 
 
-@answered_by("dags.attempts.streams:keep_batch")
+@answered_by("dags.streams.batches:keep_batch")
 class KeepBatch(Call[None], frozen=True):
     """Store that an attempt has handled events, together with what it derived from them.
 

@@ -261,7 +261,7 @@ class StoreEvents(Call[tuple[EventOutcome, ...]], frozen=True):
     max_undelivered: int = 0
 
 
-@answered_by("dags.attempts.streams:count_undelivered", reads=True)
+@answered_by("dags.streams.events:count_undelivered", reads=True)
 class CountUndelivered(Call[tuple[tuple[int, int], ...]], frozen=True):
     """Return the numbers of events of streams that were not handled yet, by trigger; ended streams have none."""
 

@@ -34,7 +34,6 @@ from tidemill.store.calls.service_calls import SchedulerAnswer, SchedulerTurn
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import IS_BLOCKED, dag_run, task_instance, task_map
 from tidemill.store.queries.dags.attempts.admissions import Admitted, admit_tasks
-from tidemill.store.queries.dags.attempts.streams import has_marked, release_streams, resume_streams
 from tidemill.store.queries.dags.files.file_differences import build_overdue, fail_unserved
 from tidemill.store.queries.dags.items.backlog import unblock_sources
 from tidemill.store.queries.dags.maps.turns import expand_maps
@@ -43,6 +42,7 @@ from tidemill.store.queries.dags.scheduling.run_starts import start_waiting_runs
 from tidemill.store.queries.dags.scheduling.schedule import create_due_runs, select_next_due
 from tidemill.store.queries.dags.state.tasks import close_board, draw_bits, move_tasks, tell_maps
 from tidemill.store.queries.dags.state.transition import Board
+from tidemill.store.queries.dags.streams.marks import has_marked, release_streams, resume_streams
 from tidemill.store.queries.isolation import work_on_runs
 from tidemill.store.queries.sessions.services import check_session
 from tidemill.store.queries.triggers.cursors import SKIPPED, build_id_rows

@@ -18,9 +18,9 @@ from tidemill.store.batches import find_dialect
 from tidemill.store.calls.stream_calls import EndStream
 from tidemill.store.calls.worker_calls import OutcomeKind
 from tidemill.store.context import CallContext
-from tidemill.store.queries.dags.attempts.streams import note_events
 from tidemill.store.queries.dags.state.tasks import close_board, draw_bits
 from tidemill.store.queries.dags.state.transition import Board
+from tidemill.store.queries.dags.streams.events import note_events
 from tidemill.store.queries.sessions.services import check_session
 from tidemill.store.queries.triggers.cursors import IDS, build_id_rows, lock_cursors
 from tidemill.store.queries.triggers.triggers import make_storable

@@ -47,9 +47,9 @@ from tidemill.store.calls.worker_calls import OutcomeKind
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import dag, dag_run, task_instance
 from tidemill.store.queries.dags.attempts.starts import StartValues, describe_starts
-from tidemill.store.queries.dags.attempts.streams import feed_maps, note_endings, note_events
 from tidemill.store.queries.dags.state.tasks import close_board, draw_bits, end_cleanups
 from tidemill.store.queries.dags.state.transition import Board
+from tidemill.store.queries.dags.streams.events import feed_maps, note_endings, note_events
 from tidemill.store.queries.dags.values.xcoms import find_fault
 from tidemill.store.queries.sessions.claims import REST_US, find_unreadable, take_free
 from tidemill.store.queries.sessions.kills import claim_kills, settle_kills

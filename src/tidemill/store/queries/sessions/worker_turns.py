@@ -28,10 +28,10 @@ from tidemill.store.calls.worker_calls import (
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import task_callback, task_instance
 from tidemill.store.queries.dags.attempts.claims import claim_work, find_claims, move_blocked
-from tidemill.store.queries.dags.attempts.streams import find_ready
 from tidemill.store.queries.dags.state.effects import PackedTrigger, pack_trigger
 from tidemill.store.queries.dags.state.tasks import close_board, draw_bits, move_held, tell_maps
 from tidemill.store.queries.dags.state.transition import Board
+from tidemill.store.queries.dags.streams.marks import find_ready
 from tidemill.store.queries.dags.values.xcoms import find_fault
 from tidemill.store.queries.dags.views.task_logs import store_log_parts
 from tidemill.store.queries.isolation import is_fault_of_content, isolate

@@ -41,11 +41,11 @@ from tidemill.store.calls.worker_calls import ClaimedAttempt, ClaimedCallback, R
 from tidemill.store.context import CallContext
 from tidemill.store.dag_plan import TaskPlan
 from tidemill.store.dag_tables import IS_BLOCKED, dag, dag_file, dag_run, dag_version, task_callback, task_instance
-from tidemill.store.queries.dags.attempts.streams import claim_streams, read_checkpoints
 from tidemill.store.queries.dags.items.backlog import lock_free
 from tidemill.store.queries.dags.items.elements import find_elements
 from tidemill.store.queries.dags.state.task_rows import COLUMNS, TaskEntry, load_plan
 from tidemill.store.queries.dags.state.transition import Board
+from tidemill.store.queries.dags.streams.claims import claim_streams, read_checkpoints
 from tidemill.store.queries.dags.values.run_params import build_params
 from tidemill.store.queries.triggers.cursors import IDS, SKIPPED, build_id_rows
 from tidemill.store.statements import Statement
