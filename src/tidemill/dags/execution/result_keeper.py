@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from tidemill.core.errors import InvariantError, RemoteError, TidemillError, describe_error, escape_surrogates
-from tidemill.core.wording import shorten
+from tidemill.core.errors import InvariantError, RemoteError, TidemillError, describe_error
 from tidemill.dags.attempt.current import is_interrupted
 from tidemill.dags.attempt.task_services import PartOutcome, TaskServices
 from tidemill.dags.exceptions import TaskDeferred, TaskFailed, TaskSkipped
 from tidemill.dags.execution.elements import ElementToRun, Progress, Result
+from tidemill.dags.execution.endings import make_storable, skip_own_frames
 from tidemill.runtime.json.codec import encode
 
 log = logging.getLogger(__name__)
@@ -31,8 +31,6 @@ _LOOK_SECONDS: Final = 0.25
 #: The store refuses larger results.
 _MAX_VALUE_BYTES: Final = 1 << 20
 _MAX_ERROR: Final = 1_000
-#: The modules whose frames are left out of the tracebacks of elements.
-_CALLERS: Final = frozenset(f"{__package__}.{name}" for name in ("iterating", "element_runner"))
 
 
 class ResultKeeper:
@@ -75,7 +73,9 @@ class ResultKeeper:
         if isinstance(error, TaskSkipped):
             _, _, reason = describe_error(error).partition(": ")
             log.info("element %d is skipped: %s", part.number, reason)
-            return Result(part.number, "skipped", part.tries + 1, None, _make_storable(reason) or None, started_us)
+            return Result(
+                part.number, "skipped", part.tries + 1, None, make_storable(reason, _MAX_ERROR) or None, started_us
+            )
         if isinstance(error, TaskDeferred):
             error = TaskFailed(
                 f"element {part.number} deferred to {type(error.trigger).__name__}, but iterate() runs all elements in "
@@ -83,8 +83,10 @@ class ResultKeeper:
             )
         tries = part.tries + 1
         again = not isinstance(error, TaskFailed) and tries < self._element_tries
-        log.error("element %d failed in try %d: %s", part.number, tries, describe_error(error), exc_info=_cut(error))
-        line = _make_storable(describe_error(error))
+        shown = error.with_traceback(skip_own_frames(error))
+        exc_info = (type(error), shown, shown.__traceback__)
+        log.error("element %d failed in try %d: %s", part.number, tries, describe_error(error), exc_info=exc_info)
+        line = make_storable(describe_error(error), _MAX_ERROR)
         return Result(part.number, "up_for_retry" if again else "failed", tries, None, line, started_us)
 
     def add(self, result: Result, *, is_idle: bool) -> None:
@@ -166,16 +168,3 @@ class ResultKeeper:
 
     def _is_group_due(self) -> bool:
         return self._progress.is_done or self._progress.is_stopping or self._has_group
-
-
-def _make_storable(text: str) -> str:
-    """Return a text that every database accepts, cut at the limit."""
-    return shorten(escape_surrogates(text).replace("\0", "\\x00"), _MAX_ERROR)
-
-
-def _cut(error: BaseException) -> Any:
-    """Return what to log of an exception, without the frames that only call the element."""
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None and frame.tb_frame.f_globals.get("__name__") in _CALLERS:
-        frame = frame.tb_next
-    return type(error), error.with_traceback(frame), frame

@@ -24,7 +24,8 @@ import jinja2.sandbox
 from tidemill.dags.arguments import suggest
 from tidemill.dags.attempt.lazy_context import LEFT_OUT
 from tidemill.dags.attempt.task_services import AttemptClaim
-from tidemill.dags.context.context import build_run_values, open_lists
+from tidemill.dags.context.context import build_run_values
+from tidemill.dags.context.dag_run import open_lists
 from tidemill.dags.exceptions import DagError
 from tidemill.dags.templates import FILTERS, Renderer, has_marks
 from tidemill.runtime.json.codec import decode, encode

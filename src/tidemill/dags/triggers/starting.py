@@ -7,7 +7,6 @@ meet this is refused here, with the names of the task and of the argument.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import itertools
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Any, Final
 from tidemill.core.errors import describe_error
 from tidemill.core.tasks.structure import StartStructure
 from tidemill.dags.arguments import check_duration
+from tidemill.dags.attempt.continuation import check_continuation
 from tidemill.dags.exceptions import DagError
 from tidemill.dags.map_sources import ALL_ARGUMENTS, LiteralItems, count_leaves
 from tidemill.dags.triggers.start_templates import check_templates, find_templates
@@ -190,9 +190,7 @@ def _check_next(owner: str, target: Any, args: StartTriggerArgs) -> tuple[str, s
                 f"{owner}: next_method of start_trigger_args is {method!r}, but {target.__name__} has no such method"
             )
         return method, text
-    # That module runs attempts, and few files need it when they are parsed.
-    check = importlib.import_module("tidemill.dags.execution.running").check_continuation
-    check(target, method, kwargs)
+    check_continuation(target, method, kwargs)
     return method, text
 
 

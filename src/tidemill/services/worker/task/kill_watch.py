@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable
 
 from tidemill.dags.attempt.current import get_current_operator
-from tidemill.dags.execution.running import kill
+from tidemill.dags.execution.endings import kill
 from tidemill.services.worker.attempt_signals import KILL_SIGNAL
 
 
