@@ -9,11 +9,16 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/explanation/architecture.md").read_text()
-WALKS = re.findall(r"^\*\*(A [^*]+)\*\*\n\n((?:\d+\. .*\n(?:   .*\n)*)+)", PAGE, re.MULTILINE)
+WALKS = re.findall(r"^\*\*(An? [^*]+)\*\*\n\n((?:\d+\. .*\n(?:   .*\n)*)+)", PAGE, re.MULTILINE)
 
 
-def test_there_are_three_walks() -> None:
-    assert [name for name, _ in WALKS] == ["A Kafka message", "A trigger event", "A dead letter"]
+def test_there_are_four_walks() -> None:
+    assert [name for name, _ in WALKS] == [
+        "A Kafka message",
+        "A trigger event",
+        "An element of a map",
+        "A dead letter",
+    ]
 
 
 @pytest.mark.parametrize(("name", "steps"), WALKS, ids=[name for name, _ in WALKS])
