@@ -218,6 +218,30 @@ async def test_bells_ring_between_processes_of_postgresql(postgres) -> None:  # 
     await other.close()
 
 
+async def test_bells_of_other_hosts_reach_the_clients_of_a_server(  # type: ignore[no-untyped-def]
+    postgres, tmp_path: Path
+) -> None:
+    url = await postgres.new_database()
+    one, other = await open_store(url), await open_store(url)
+    served = CallServer(other, tmp_path / "calls.sock")
+    await served.start()
+    client = RemoteStore(served.path, connect_seconds=30.0)
+    await client.connect()
+    try:
+        # The first ones are those of the new connections.
+        for _ in range(3):
+            while await client.doorbell.wait(Channel.TRIGGERER, 0.2):
+                pass
+            async with asyncio.timeout(30):
+                while not await client.doorbell.wait(Channel.TRIGGERER, 0.5):
+                    one.doorbell.ring([Channel.TRIGGERER])
+    finally:
+        await client.close()
+        await served.close()
+        await one.close()
+        await other.close()
+
+
 async def test_another_version_is_refused_by_name(
     server: CallServer, remote: RemoteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,15 +41,15 @@ class Doorbell:
         """Ring bells in this process and in connected processes; must be called on the loop."""
         for channel in channels:
             self.ring_here(channel)
-            for listener in self._listeners:
-                listener(channel)
 
     def ring_here(self, channel: Channel) -> None:
-        """Ring a bell in this process only."""
+        """Ring a bell in this process and for the listeners."""
         self._rung[channel].set()
+        for listener in self._listeners:
+            listener(channel)
 
     def listen(self, listener: Callable[[Channel], None]) -> None:
-        """Call `listener` whenever a bell rings."""
+        """Call `listener` whenever a bell rings, also if another process has rung it."""
         self._listeners.append(listener)
 
     def ignore(self, listener: Callable[[Channel], None]) -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import asyncpg
 import structlog
@@ -26,7 +28,7 @@ _FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutErro
 
 
 class PostgresDoorbell(Doorbell):
-    """The bells of all processes that use a database; connects on the first wait or ring.
+    """The bells of all processes that use a database; connects on the first wait or ring, or for the first listener.
 
     Args:
         url: The database URL.
@@ -43,7 +45,18 @@ class PostgresDoorbell(Doorbell):
         self._wanted = asyncio.Event()
         self._batches = BellBatches(self._send)
         self._task: asyncio.Task[None] | None = None
-        self.listen(self._carry)
+
+    def ring(self, channels: Iterable[Channel]) -> None:
+        """Ring bells in all processes; see `Doorbell.ring`."""
+        for channel in channels:
+            self.ring_here(channel)
+            self._start()
+            self._batches.add(channel)
+
+    def listen(self, listener: Callable[[Channel], None]) -> None:
+        """Call `listener` whenever a bell rings; must be called on the loop."""
+        self._start()
+        super().listen(listener)
 
     async def wait(self, channel: Channel, timeout_seconds: float = SCAN_SECONDS) -> bool:
         """Wait for a bell; see `Doorbell.wait`."""
@@ -56,10 +69,6 @@ class PostgresDoorbell(Doorbell):
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
-
-    def _carry(self, channel: Channel) -> None:
-        self._start()
-        self._batches.add(channel)
 
     def _send(self, channels: set[Channel]) -> None:
         self._pending |= channels
@@ -105,5 +114,7 @@ class PostgresDoorbell(Doorbell):
             with contextlib.suppress(*_FAILURES):
                 connection.terminate()
 
-    def _hear(self, connection: object, process: int, name: str, payload: object) -> None:
-        self.ring_here(Channel(name.removeprefix(_PREFIX)))
+    def _hear(self, connection: Any, process: int, name: str, payload: object) -> None:
+        # `ring` has already rung this process's own bells here.
+        if process != connection.get_server_pid():
+            self.ring_here(Channel(name.removeprefix(_PREFIX)))
