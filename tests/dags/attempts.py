@@ -8,6 +8,7 @@ from typing import Any
 
 from tidemill.core.tasks.endings import Deferral, Success
 from tidemill.dags.attempt.results import AttemptResult
+from tidemill.dags.attempt.task_services import PageQuery, XComQuery
 from tidemill.dags.execution.running import run_attempt
 from tidemill.runtime.json.codec import decode, encode
 
@@ -105,34 +106,16 @@ class Services:
     #: The groups of values that generators emitted, each with its first index.
     emitted: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
 
-    def get_xcom(
-        self,
-        task_ids: tuple[str, ...],
-        key: str,
-        map_index: int = -1,
-        include_prior: bool = False,
-        dag_id: str | None = None,
-        run_id: str | None = None,
-    ) -> tuple[str | None, ...]:
-        self.asked.append((include_prior, dag_id, run_id))
+    def get_xcom(self, query: XComQuery) -> tuple[str | None, ...]:
+        task_ids, key, map_index, *others = query
+        self.asked.append(tuple(others))
         self.indexes.append(map_index)
         if map_index >= 0:
             return tuple(dict(self.sequences.get((name, key), [])).get(map_index) for name in task_ids)
         return tuple(self.xcoms.get((task_id, key)) for task_id in task_ids)
 
-    def get_page(
-        self,
-        task_id: str,
-        key: str,
-        *,
-        after: int = -1,
-        offset: int = 0,
-        limit: int = 1_000,
-        dag_id: str | None = None,
-        run_id: str | None = None,
-        count: bool = False,
-        map_index: int | None = None,
-    ) -> Page:
+    def get_page(self, query: PageQuery) -> Page:
+        task_id, key, after, offset, limit, _, _, count, map_index = query
         self.pages.append((after, offset))
         if map_index is not None:
             task_id = f"{task_id}[{map_index}]"

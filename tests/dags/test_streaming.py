@@ -14,7 +14,7 @@ from tidemill.core.tasks.endings import Deferral, Failure, Idle, Skip
 from tidemill.dags import DAG, BaseOperator
 from tidemill.dags.attempt.batch_services import BatchServices
 from tidemill.dags.attempt.streaming import AttemptIdle, StreamAction, StreamPlan, StreamRun, StreamTaskEnd
-from tidemill.dags.attempt.task_services import NO_WRITES, BatchWrites
+from tidemill.dags.attempt.task_services import BatchWrites, HandledBatch, XComQuery
 from tidemill.dags.exceptions import DagError, TaskDeferralError, TaskDeferred, TaskFailed, TaskTimeout
 from tidemill.dags.execution.running import run_attempt
 from tidemill.runtime.json.codec import decode, encode
@@ -57,24 +57,11 @@ class Services:
         self.taken.append(len(events))
         return StreamBatch(trigger, events, ended, self.error if ended else None, 0, self.ending if ended else None)
 
-    def keep_batch(
-        self,
-        trigger: int,
-        handled: int,
-        number: int,
-        emitted: Any = (),
-        checkpoint: str | None = None,
-        *,
-        stops: bool = False,
-        lists: bool = False,
-        current: int | None = None,
-        final: bool = False,
-        writes: BatchWrites = NO_WRITES,
-    ) -> None:
-        self.kept.append((handled, number, emitted, checkpoint))
-        self.said.append((stops, lists))
-        self.of.append((trigger, current, final))
-        self.writes.append(writes)
+    def keep_batch(self, batch: HandledBatch) -> None:
+        self.kept.append((batch.handled, batch.number, batch.emitted, batch.checkpoint))
+        self.said.append((batch.stops, batch.lists))
+        self.of.append((batch.trigger, batch.current, batch.final))
+        self.writes.append(batch.writes)
 
 
 class Operator:
@@ -372,7 +359,11 @@ def test_what_a_handler_writes_is_stored_with_its_batch():
         held.set_task_state("count", str(count))
         held.push_xcom("last", encode(events[-1].payload))
         seen.append(
-            (held.get_task_state("count"), held.get_xcom(("read", "other"), "last"), held.get_task_state("old"))
+            (
+                held.get_task_state("count"),
+                held.get_xcom(XComQuery(("read", "other"), "last")),
+                held.get_task_state("old"),
+            )
         )
         held.delete_task_state("old") if len(seen) > 1 else held.clear_task_state()
         seen.append((held.get_task_state("count"), held.get_task_state("old")))

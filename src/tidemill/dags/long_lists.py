@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from tidemill.core.tasks.structure import MapSource
-from tidemill.dags.attempt.current import find_services
+from tidemill.dags.attempt.current import get_services
 from tidemill.dags.exceptions import TaskFailed
 from tidemill.dags.xcom_arg import RETURN_VALUE
 from tidemill.runtime.json.codec import encode
@@ -42,7 +42,7 @@ def encode_result(task: Any, result: Any) -> str:
     del text
     items = [encode(item, f"the returned value[{number}]") for number, item in enumerate(result)]
     _check_sizes(items)
-    services = find_services("return a large list")
+    services = get_services()
     first = 0
     for part in split_parts(items):
         services.store_list(RETURN_VALUE, first, part, len(items))

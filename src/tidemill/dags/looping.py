@@ -16,6 +16,7 @@ from typing import Any, Final
 from tidemill.core.tasks.structure import LoopStructure, MapSource, MapStructure
 from tidemill.core.wording import shorten
 from tidemill.dags.arguments import check_int
+from tidemill.dags.attempt.task_services import XComQuery
 from tidemill.dags.edges import connect
 from tidemill.dags.exceptions import DagError, TaskFailed
 from tidemill.dags.map_sources import ExpandInput
@@ -200,7 +201,7 @@ class LoopedTaskGroup(MappedTaskGroup):
         """Return the iteration of an attempt."""
 
         def read(index: int) -> Any:
-            (text,) = services.get_xcom((self.result_id,), RETURN_VALUE, index)
+            (text,) = services.get_xcom(XComQuery((self.result_id,), RETURN_VALUE, index))
             return None if text is None else decode(text)
 
         return LoopState(map_index + 1, self.max_iterations, read)

@@ -61,19 +61,3 @@ async def test_the_event_loop_does_not_wait_for_the_store_and_the_message_says_w
 
     with pytest.raises(HandlerError, match=r"await asyncio\.to_thread\(Variable\.get, 'a'\)"):
         services.get_variable("a")
-
-
-@pytest.mark.parametrize(
-    ("name", "given"),
-    [
-        ("get_xcom", (("t",), "key")),
-        ("push_xcom", ("key", "1")),
-        ("get_task_state", ("key",)),
-        ("set_task_state", ("key", "1")),
-        ("delete_task_state", ("key",)),
-        ("clear_task_state", ()),
-    ],
-)
-async def test_a_trigger_has_neither_xcoms_nor_state(name, given):
-    with pytest.raises(HandlerError, match="return its results in its event"):
-        getattr(TriggerServices(Settings(), KnownSecrets()), name)(*given)

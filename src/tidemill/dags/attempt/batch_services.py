@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tidemill.dags.attempt.task_services import BatchWrites, TaskServices
+from tidemill.dags.attempt.task_services import BatchWrites, TaskServices, XComQuery
 from tidemill.dags.exceptions import TaskFailed
 
 #: The limit of the values of a batch, which are sent to the worker in one message with its elements.
@@ -57,22 +57,15 @@ class BatchServices:
         else:
             self._services.push_xcom(key, value)
 
-    def get_xcom(
-        self,
-        task_ids: tuple[str, ...],
-        key: str,
-        map_index: int = -1,
-        include_prior: bool = False,
-        dag_id: str | None = None,
-        run_id: str | None = None,
-    ) -> tuple[str | None, ...]:
+    def get_xcom(self, query: XComQuery) -> tuple[str | None, ...]:
         """Return the values that tasks pushed under a key, with those of this batch."""
-        found = self._services.get_xcom(task_ids, key, map_index, include_prior, dag_id, run_id)
-        if key not in self._xcoms or dag_id is not None or run_id is not None:
+        found = self._services.get_xcom(query)
+        if query.key not in self._xcoms or query.dag_id is not None or query.run_id is not None:
             return found
-        own, mine = self._own, self._xcoms[key]
+        own, mine = self._own, self._xcoms[query.key]
         return tuple(
-            mine if (task_id, map_index) == own else value for task_id, value in zip(task_ids, found, strict=True)
+            mine if (task_id, query.map_index) == own else value
+            for task_id, value in zip(query.task_ids, found, strict=True)
         )
 
     def get_task_state(self, key: str) -> str | None:

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from tidemill.core.errors import TidemillError
-from tidemill.dags.attempt.task_services import TaskServices
+from tidemill.dags.attempt.task_services import SharedValues, TaskServices
 
 
 class NotRunningError(TidemillError, RuntimeError):
@@ -35,7 +35,7 @@ class _Attempt:
 
 
 _attempt = _Attempt()
-_services: ContextVar[TaskServices | None] = ContextVar("services", default=None)
+_shared_values: ContextVar[SharedValues | None] = ContextVar("shared_values", default=None)
 _element: ContextVar[dict[str, Any] | None] = ContextVar("element", default=None)
 
 
@@ -62,13 +62,13 @@ def telling(context: dict[str, Any]) -> Iterator[None]:
 
 
 @contextmanager
-def serving(services: TaskServices) -> Iterator[None]:
-    """Serve variables and connections from `services` in this asyncio task; used for triggers."""
-    token = _services.set(services)
+def serving(values: SharedValues) -> Iterator[None]:
+    """Serve variables and connections from `values` in this asyncio task; used for triggers."""
+    token = _shared_values.set(values)
     try:
         yield
     finally:
-        _services.reset(token)
+        _shared_values.reset(token)
 
 
 def get_current_context() -> dict[str, Any]:
@@ -108,8 +108,19 @@ def killing(operator: Any) -> Iterator[bool]:
         yield first
 
 
-def find_services(what: str) -> TaskServices:
-    """Return the services of the running task or trigger.
+def get_services() -> TaskServices:
+    """Return the services of the running task.
+
+    Raises:
+        NotRunningError: No task is running.
+    """
+    if _attempt.services is None:
+        raise NotRunningError("a function that needs a running task was called outside of one; call it inside a task")
+    return _attempt.services
+
+
+def find_shared_values(what: str) -> SharedValues:
+    """Return the access of the running task or trigger to variables and connections.
 
     Args:
         what: The value that is requested, for the message.
@@ -117,10 +128,10 @@ def find_services(what: str) -> TaskServices:
     Raises:
         NotRunningError: No task is running; DAG files are parsed without access to the store.
     """
-    services = _services.get() or _attempt.services
-    if services is None:
+    values = _shared_values.get() or _attempt.services
+    if values is None:
         raise NotRunningError(
             f"{what} is available only while a task or trigger runs; use a template, like {{{{ var.value.name }}}}, or "
             "read it inside the task"
         )
-    return services
+    return values

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, overload
 
 from tidemill.core.tasks.instance import format_instance
-from tidemill.dags.attempt.task_services import StoredValues, TaskServices
+from tidemill.dags.attempt.task_services import PageQuery, StoredValues, TaskServices
 from tidemill.runtime.json.codec import decode
 
 #: The number of values to ask for; the store may send fewer.
@@ -69,7 +69,7 @@ class LazySequence(Sequence[Any]):
 
     def __len__(self) -> int:
         if self._total is None:
-            first = self._ask(count=True)
+            first = self._ask(counts=True)
             self._total = first.total or 0
             self._start, self._page = 0, first.values
         return self._total
@@ -109,7 +109,8 @@ class LazySequence(Sequence[Any]):
     def _ask(self, **what: Any) -> StoredValues:
         if self._map_index is not None:
             what["map_index"] = self._map_index
-        return self._services.get_page(self._task_id, self._key, dag_id=self._dag_id, run_id=self._run_id, **what)
+        query = PageQuery(self._task_id, self._key, dag_id=self._dag_id, run_id=self._run_id, **what)
+        return self._services.get_page(query)
 
 
 class _LazyPart(Sequence[Any]):

@@ -22,7 +22,14 @@ from tidemill.core.tasks.endings import Idle
 from tidemill.dags.arguments import check_duration
 from tidemill.dags.attempt.batch_services import BatchServices
 from tidemill.dags.attempt.current import is_interrupted
-from tidemill.dags.attempt.task_services import NO_WRITES, EndingEvent, StreamClaim, TakenEvents, TaskServices
+from tidemill.dags.attempt.task_services import (
+    NO_WRITES,
+    EndingEvent,
+    HandledBatch,
+    StreamClaim,
+    TakenEvents,
+    TaskServices,
+)
 from tidemill.dags.exceptions import DagError, TaskDeferralError, TaskDeferred, TaskFailed, TaskTimeout
 from tidemill.runtime.json.codec import decode, encode
 from tidemill.triggers.base import TriggerEvent
@@ -414,7 +421,7 @@ class StreamRun:
     ) -> None:
         emitted, checkpoint = self._stream.take()
         position.kept += 1
-        self._services.keep_batch(
+        batch = HandledBatch(
             position.trigger,
             handled,
             position.kept,
@@ -426,6 +433,7 @@ class StreamRun:
             final=final,
             writes=NO_WRITES if self._writes is None else self._writes.take(),
         )
+        self._services.keep_batch(batch)
         position.handled = handled
 
     def _check_action(self, action: Any) -> None:

@@ -299,23 +299,100 @@ class BatchWrites(NamedTuple):
 NO_WRITES: Final = BatchWrites()
 
 
-class TaskServices(Protocol):
+class HandledBatch(NamedTuple):
+    """Events of a stream that are handled, and what was derived from them; `KeepBatch` documents the fields."""
+
+    trigger: int
+    handled: int
+    number: int
+    emitted: tuple[tuple[str, str | None], ...] = ()
+    checkpoint: str | None = None
+    stops: bool = False
+    lists: bool = False
+    current: int | None = None
+    final: bool = False
+    writes: BatchWrites = NO_WRITES
+
+
+class XComQuery(NamedTuple):
+    """Which XComs to read.
+
+    Attributes:
+        task_ids: The tasks.
+        key: The key.
+        map_index: The element of a mapped task; -1: the task is not mapped.
+        include_prior: Whether to search earlier runs, too.
+        dag_id: The DAG; None: this one.
+        run_id: The run; None: this one, or the latest of another DAG.
+    """
+
+    task_ids: tuple[str, ...]
+    key: str
+    map_index: int = -1
+    include_prior: bool = False
+    dag_id: str | None = None
+    run_id: str | None = None
+
+
+class PageQuery(NamedTuple):
+    """Which values of a mapped task or a generator to read.
+
+    Attributes:
+        task_id: The task.
+        key: The key.
+        after: Return only values with a higher index.
+        offset: How many of these to skip.
+        limit: The maximum number of values.
+        dag_id: The DAG; None: this one.
+        run_id: The run; None: this one, or the latest of another DAG, as for `get_xcom`.
+        counts: Whether to count all values.
+        map_index: The element in which a generator of a mapped group yielded them.
+    """
+
+    task_id: str
+    key: str
+    after: int = -1
+    offset: int = 0
+    limit: int = 1_000
+    dag_id: str | None = None
+    run_id: str | None = None
+    counts: bool = False
+    map_index: int | None = None
+
+
+class SharedValues(Protocol):
+    """Variables and connections, which all DAGs share; each call blocks until the response.
+
+    Raises:
+        tidemill.core.errors.TidemillError: The store cannot be reached.
+    """
+
+    def get_variable(self, key: str) -> str | None:
+        """Return the value of a variable, as it was set; None if it does not exist."""
+        ...
+
+    def set_variable(self, key: str, value: str, description: str | None = None) -> None:
+        """Set a variable."""
+        ...
+
+    def delete_variable(self, key: str) -> bool:
+        """Delete a variable; return False if it did not exist."""
+        ...
+
+    def get_connection(self, conn_id: str) -> str | None:
+        """Return a connection, as JSON of the fields of `tidemill.dags.Connection`; None if it does not exist."""
+        ...
+
+
+class TaskServices(SharedValues, Protocol):
     """The requests that an attempt can make; each call blocks until the response.
 
     Raises:
         tidemill.core.errors.TidemillError: The store cannot be reached, or another attempt has replaced this one.
     """
 
-    def get_xcom(
-        self,
-        task_ids: tuple[str, ...],
-        key: str,
-        map_index: int = -1,
-        include_prior: bool = False,
-        dag_id: str | None = None,
-        run_id: str | None = None,
-    ) -> tuple[str | None, ...]:
-        """Return the values that tasks pushed under a key, in order; None where there is none. Default: this run."""
+    def get_xcom(self, query: XComQuery) -> tuple[str | None, ...]:
+        """Return the values that tasks pushed under a key, in order; None where there is none."""
         ...
 
     def get_earlier_run(self, state: str | None) -> PastRun | None:
@@ -326,32 +403,8 @@ class TaskServices(Protocol):
         """Return a run; None if it does not exist."""
         ...
 
-    def get_page(
-        self,
-        task_id: str,
-        key: str,
-        *,
-        after: int = -1,
-        offset: int = 0,
-        limit: int = 1_000,
-        dag_id: str | None = None,
-        run_id: str | None = None,
-        count: bool = False,
-        map_index: int | None = None,
-    ) -> StoredValues:
-        """Return values that the elements of a map pushed under a key, or that a generator yielded.
-
-        Args:
-            task_id: The task.
-            key: The key.
-            after: Return only values with a higher index.
-            offset: How many of these to skip.
-            limit: The maximum number of values.
-            dag_id: The DAG; None: this one.
-            run_id: The run; None: this one, or the latest of another DAG, as for `get_xcom`.
-            count: Whether to count all values.
-            map_index: The element in which a generator of a mapped group yielded them.
-        """
+    def get_page(self, query: PageQuery) -> StoredValues:
+        """Return values that the elements of a map pushed under a key, or that a generator yielded."""
         ...
 
     def emit(self, first: int, values: tuple[str, ...]) -> EmitAnswer:
@@ -400,20 +453,7 @@ class TaskServices(Protocol):
         """
         ...
 
-    def keep_batch(
-        self,
-        trigger: int,
-        handled: int,
-        number: int,
-        emitted: tuple[tuple[str, str | None], ...] = (),
-        checkpoint: str | None = None,
-        *,
-        stops: bool = False,
-        lists: bool = False,
-        current: int | None = None,
-        final: bool = False,
-        writes: BatchWrites = NO_WRITES,
-    ) -> None:
+    def keep_batch(self, batch: HandledBatch) -> None:
         """Store that events are handled, and what was derived from them; see `KeepBatch`."""
         ...
 
@@ -437,22 +477,6 @@ class TaskServices(Protocol):
 
     def push_xcom(self, key: str, value: str) -> None:
         """Store a value of this task."""
-        ...
-
-    def get_variable(self, key: str) -> str | None:
-        """Return the value of a variable, as it was set; None if it does not exist."""
-        ...
-
-    def set_variable(self, key: str, value: str, description: str | None = None) -> None:
-        """Set a variable."""
-        ...
-
-    def delete_variable(self, key: str) -> bool:
-        """Delete a variable; return False if it did not exist."""
-        ...
-
-    def get_connection(self, conn_id: str) -> str | None:
-        """Return a connection, as JSON of the fields of `tidemill.dags.Connection`; None if it does not exist."""
         ...
 
     def get_task_state(self, key: str) -> str | None:

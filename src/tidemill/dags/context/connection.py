@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
-from tidemill.dags.attempt.current import find_services
+from tidemill.dags.attempt.current import find_shared_values
 from tidemill.dags.exceptions import NotFoundError
 
 
@@ -44,7 +44,7 @@ class Connection:
         Raises:
             NotFoundError: The connection does not exist.
         """
-        text = find_services(f"connection {conn_id!r}").get_connection(conn_id)
+        text = find_shared_values(f"connection {conn_id!r}").get_connection(conn_id)
         if text is None:
             raise NotFoundError(
                 f"connection {conn_id!r} does not exist; set it with `tidemill connections set {conn_id}`"

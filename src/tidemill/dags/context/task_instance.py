@@ -12,7 +12,7 @@ from tidemill.dags.arguments import check_text
 from tidemill.dags.attempt.current import get_current_context
 from tidemill.dags.attempt.lazy_context import Context
 from tidemill.dags.attempt.lazy_sequence import LazySequence
-from tidemill.dags.attempt.task_services import AttemptClaim, TaskServices
+from tidemill.dags.attempt.task_services import AttemptClaim, TaskServices, XComQuery
 from tidemill.dags.context.dag_run import DagRun, build_run, read_moment
 from tidemill.dags.exceptions import DagError, LeftOutError, NotFoundError
 from tidemill.dags.group_unit import GroupUnit
@@ -162,7 +162,8 @@ class TaskInstance:
             for at, some in ((index, (set(others) - lazy - unit) | streams), (self.map_index, unit)):
                 asked = tuple(name for name in dict.fromkeys(others) if name in some)
                 if asked:
-                    found = self._services.get_xcom(asked, key, at, include_prior_dates, other_dag, other_run)
+                    query = XComQuery(asked, key, at, include_prior_dates, other_dag, other_run)
+                    found = self._services.get_xcom(query)
                     texts |= zip(asked, found, strict=True)
             for name in names:
                 if name in yielded:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from tidemill.dags.attempt.current import find_services
+from tidemill.dags.attempt.current import find_shared_values
 from tidemill.dags.exceptions import NotFoundError
 
 _NOT_GIVEN: Final = object()
@@ -27,7 +27,7 @@ class Variable:
             NotFoundError: The variable does not exist, and there is no default.
             ValueError: The value is not JSON.
         """
-        text = find_services(f"variable {key!r}").get_variable(key)
+        text = find_shared_values(f"variable {key!r}").get_variable(key)
         if text is None:
             if default is _NOT_GIVEN:
                 raise NotFoundError(
@@ -40,12 +40,12 @@ class Variable:
     def set(cls, key: str, value: Any, description: str | None = None, serialize_json: bool = False) -> None:
         """Set a variable to a string, or to the JSON of `value` if `serialize_json` is True."""
         text = json.dumps(value, indent=2) if serialize_json else str(value)
-        find_services(f"variable {key!r}").set_variable(key, text, description)
+        find_shared_values(f"variable {key!r}").set_variable(key, text, description)
 
     @classmethod
     def delete(cls, key: str) -> None:
         """Delete a variable, if it exists."""
-        find_services(f"variable {key!r}").delete_variable(key)
+        find_shared_values(f"variable {key!r}").delete_variable(key)
 
 
 class VariableAccessor:

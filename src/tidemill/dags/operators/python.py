@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from types import CodeType
 from typing import Any, ClassVar
 
-from tidemill.dags.attempt.current import find_services
+from tidemill.dags.attempt.current import get_services
 from tidemill.dags.attempt.lazy_context import Context
 from tidemill.dags.attempt.yielding import emit_all
 from tidemill.dags.context.context import CONTEXT_KEYS
@@ -80,7 +80,7 @@ class PythonOperator(BaseOperator):
             return call_function(self.python_callable, self.op_args, self.op_kwargs, context)
         wanted = select_context(self.python_callable, self.op_args, self.op_kwargs, context)
         try:
-            emit_all(self.python_callable(*self.op_args, **self.op_kwargs, **wanted), find_services("yield"))
+            emit_all(self.python_callable(*self.op_args, **self.op_kwargs, **wanted), get_services())
         except TaskDeferred as deferral:
             raise _refuse_deferral(deferral) from None
         return None

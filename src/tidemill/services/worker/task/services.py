@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from tidemill.dags.attempt.task_services import NO_WRITES, BatchWrites, PartResult
+from tidemill.dags.attempt.task_services import HandledBatch, PageQuery, PartResult, XComQuery
 from tidemill.dags.exceptions import TaskError
 from tidemill.store.calls.call import Call
 from tidemill.store.calls.iteration_calls import GetParts, IterationPage, KeepParts, KeptPart, PartCounts
@@ -70,17 +70,8 @@ class StoreServices:
         if self._attempt.callback is not None:
             raise TaskError(f"a callback cannot {what}: its task has ended; do it in the task, or set a Variable")
 
-    def get_xcom(
-        self,
-        task_ids: tuple[str, ...],
-        key: str,
-        map_index: int = -1,
-        include_prior: bool = False,
-        dag_id: str | None = None,
-        run_id: str | None = None,
-    ) -> tuple[str | None, ...]:
-        """Return the values that tasks pushed under a key, in order (None: no value); by default, from this run."""
-        return self._asker.ask(GetXCom(self._attempt.run, task_ids, key, map_index, include_prior, dag_id, run_id))
+    def get_xcom(self, query: XComQuery) -> tuple[str | None, ...]:
+        return self._asker.ask(GetXCom(self._attempt.run, *query))
 
     def get_earlier_run(self, state: str | None) -> RunRecord | None:
         """Return the run of this DAG with the previous logical date, in a given state; None: there is none."""
@@ -89,22 +80,8 @@ class StoreServices:
     def get_run(self, dag_id: str, run_id: str) -> RunRecord | None:
         return self._asker.ask(GetRun(dag_id, run_id))
 
-    def get_page(
-        self,
-        task_id: str,
-        key: str,
-        *,
-        after: int = -1,
-        offset: int = 0,
-        limit: int = 1000,
-        count: bool = False,
-        dag_id: str | None = None,
-        run_id: str | None = None,
-        map_index: int | None = None,
-    ) -> ValuePage:
-        """Return values of a mapped task or a generator, by index; see `GetValuePage`."""
-        run = self._attempt.run
-        return self._asker.ask(GetValuePage(run, task_id, key, after, offset, limit, dag_id, run_id, count, map_index))
+    def get_page(self, query: PageQuery) -> ValuePage:
+        return self._asker.ask(GetValuePage(self._attempt.run, *query))
 
     def emit(self, first: int, values: tuple[str, ...]) -> ItemsStored:
         """Store values that this generator task yielded, from the index `first` on; see `EmitItems`."""
@@ -130,39 +107,24 @@ class StoreServices:
         want = StreamWant(trigger, after, limit)
         return self._asker.ask(TakeEvents((want,), int(wait_seconds * 1e6)))[0]
 
-    def keep_batch(
-        self,
-        trigger: int,
-        handled: int,
-        number: int,
-        emitted: tuple[tuple[str, str | None], ...] = (),
-        checkpoint: str | None = None,
-        *,
-        stops: bool = False,
-        lists: bool = False,
-        current: int | None = None,
-        final: bool = False,
-        writes: BatchWrites = NO_WRITES,
-    ) -> None:
-        """Store that events are handled; see `KeepBatch`."""
+    def keep_batch(self, batch: HandledBatch) -> None:
         self._check_runs("handle a stream")
-        attempt = self._attempt
         self._asker.ask(
             KeepBatch(
-                attempt.task,
-                attempt.epoch,
-                trigger,
-                handled,
-                number,
-                emitted,
-                writes.xcoms,
-                checkpoint,
-                stops=stops,
-                lists=lists,
-                current=current,
-                final=final,
-                states=writes.states,
-                clears_state=writes.clears_state,
+                self._attempt.task,
+                self._attempt.epoch,
+                batch.trigger,
+                batch.handled,
+                batch.number,
+                batch.emitted,
+                batch.writes.xcoms,
+                batch.checkpoint,
+                stops=batch.stops,
+                lists=batch.lists,
+                current=batch.current,
+                final=batch.final,
+                states=batch.writes.states,
+                clears_state=batch.writes.clears_state,
             )
         )
 
