@@ -55,6 +55,12 @@ async def _new_on_server(server: PostgresServer, *, is_migrated: bool) -> str:
     return await server.new_database(_TEMPLATES[place])
 
 
+@pytest.fixture
+async def postgres_url(postgres: PostgresServer) -> str:
+    """Return the URL of a new database of the shared server, with its tables."""
+    return await _new_on_server(postgres, is_migrated=True)
+
+
 async def _make_url(request: pytest.FixtureRequest, tmp_path: Path, templates: pytest.TempPathFactory) -> str:
     is_migrated = "database" in request.fixturenames
     if request.param == "sqlite":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,9 +11,11 @@ from sqlalchemy import text
 from tests.store.dags import Player, dag, task
 
 from tidemill.core.errors import RemoteError
+from tidemill.services.sessions import releasing
 from tidemill.services.sessions.lease import ServiceLease
 from tidemill.services.sessions.observer import SessionObserver
 from tidemill.store.calls.call import Call, CallRefusedError
+from tidemill.store.calls.run_calls import RunRecord
 from tidemill.store.calls.service_calls import (
     BeatSession,
     BeginSession,
@@ -20,23 +23,30 @@ from tidemill.store.calls.service_calls import (
     EndSession,
     ListSessions,
     LoseSession,
+    ReleaseLeft,
 )
 from tidemill.store.database import Database
 from tidemill.store.engines.opening import open_store
+from tidemill.store.queries.sessions import services
 
 LEASE = ServiceLease(30.0)
 
 
 class Cut:
-    """A store that can be cut off."""
+    """A store that can be cut off, before or after it has done what it was asked to."""
 
     def __init__(self, database: Database) -> None:
         self.database, self.is_cut = database, False
+        self.cut_before: type[Call] | None = None
+        self.cut_after: type[Call] | None = None
 
     async def call(self, request: Call) -> object:
-        if self.is_cut:
+        if self.is_cut or type(request) is self.cut_before:
             raise RemoteError("cut off")
-        return await self.database.call(request)
+        answer = await self.database.call(request)
+        if type(request) is self.cut_after:
+            raise RemoteError("the answer is lost")
+        return answer
 
 
 @pytest.fixture
@@ -119,6 +129,55 @@ async def test_what_an_ended_session_still_holds_is_released(database: Database)
     await observer.look(0.0)
 
     assert await player.states(run) == {"a": "queued"}
+
+
+async def begin_takeover(database: Database, store: Cut, monkeypatch: pytest.MonkeyPatch) -> tuple[Player, RunRecord]:
+    """Have a take-over of three tasks, of which one is released per transaction, meet an outage."""
+    monkeypatch.setattr(services, "PART", 1)
+    monkeypatch.setattr(releasing, "PART", 1)
+    player = await Player(database).begin()
+    run = await player.create(dag(task("a"), task("b"), task("c")))
+    assert len(await player.claim()) == 3
+    observer = SessionObserver(store, player.scheduler, LEASE)
+    for second in range(0, 45, 5):
+        if second == 15:  # what ended sessions hold is looked for at 0 and 30 seconds
+            await database.call(BeatSession(player.worker))
+        await observer.look(float(second))
+    async with asyncio.timeout(30):
+        with pytest.raises(RemoteError):
+            await observer.look(45.0)
+    observer.note_outage()
+    store.cut_before = store.cut_after = None
+    await observer.look(50.0)
+    return player, run
+
+
+async def test_a_takeover_whose_answer_is_lost_is_continued_at_the_next_look(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Cut(database)
+    store.cut_after = LoseSession
+
+    player, run = await begin_takeover(database, store, monkeypatch)
+
+    assert set((await player.states(run)).values()) == {"queued"}
+
+
+async def test_an_outage_during_a_takeover_counts_for_no_session(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Cut(database)
+
+    async def call(request: Call) -> object:
+        if isinstance(request, LoseSession):
+            store.cut_before = ReleaseLeft
+        return await Cut.call(store, request)
+
+    monkeypatch.setattr(store, "call", call)
+
+    player, run = await begin_takeover(database, store, monkeypatch)
+
+    assert set((await player.states(run)).values()) == {"queued"}
 
 
 async def test_no_child_begins_below_a_session_that_has_ended(database: Database):

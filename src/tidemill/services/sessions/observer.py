@@ -2,7 +2,8 @@
 
 `core.triggers.session_watch` decides which sessions are dead, by this process's clock alone. Invariants: time in which
 this process could not read the store counts for no session. A session with a parent is left to its parent, which
-watches the process itself. A session is ended once: `LoseSession` changes nothing if it has ended or beaten since.
+watches the process itself. A session is ended once: `LoseSession` changes nothing if it has ended or beaten since. A
+take-over that an outage may have interrupted is continued by the first look after it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.triggers.session_watch import SessionLife, SessionWatch
 from tidemill.runtime.log.setup import throttle
 from tidemill.services.sessions.lease import ServiceLease
-from tidemill.services.sessions.releasing import release_rest
+from tidemill.services.sessions.releasing import release_while_reachable
 from tidemill.store.calls.service_calls import ListSessions, LoseSession, ServiceSession
 from tidemill.store.database import StoreAwayError, StoreCalls
 
@@ -73,12 +74,14 @@ class SessionObserver:
                 await self._lose(one)
         if now - self._swept >= self._sweep_seconds:
             self._swept = now
-            if left := await release_rest(self._store):
+            if left := await release_while_reachable(self._store):
                 log.warning("released what sessions had still held that have ended", count=left)
 
     def note_outage(self) -> None:
-        """Record that the store could not be read: the time since the last read counts for no session."""
+        """Record that the store could not be reached: the time since the last read counts for no session."""
         self._watch.note_failure()
+        # The outage may have interrupted a take-over, or hidden the answer of one.
+        self._swept = -math.inf
 
     def _observes(self, one: ServiceSession) -> bool:
         return not one.list and one.parent is None and one.id != self._own
@@ -102,4 +105,4 @@ class SessionObserver:
                 host=one.host,
                 pid=one.pid,
             )
-            await release_rest(self._store)
+            await release_while_reachable(self._store)

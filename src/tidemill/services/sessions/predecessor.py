@@ -59,4 +59,5 @@ async def end_predecessor(store: StoreCalls, kind: str, lock: IdentityLock) -> N
             await asyncio.to_thread(end_forked, str(one.pid))
         if await call_patiently(store, LoseSession(one.id)):
             log.warning(f"the last {kind} of this name did not end properly; taking over its work", session=one.id)
-            await release_rest(store)
+        # Also if it had ended: the answer to an earlier attempt of the same request may have been lost.
+        await release_rest(store)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 
 from tidemill.core.errors import TidemillError
 from tidemill.store.calls.service_calls import PART, ReleaseLeft, StopSession
@@ -19,14 +20,27 @@ _NOTE_SECONDS = 1.0
 
 
 async def release_rest(store: StoreCalls) -> int:
-    """Release what ended sessions still hold, part by part; return how much that was.
+    """Release what ended sessions still hold, part by part, and wait out outages; return how much that was.
 
     Raises:
         RemoteError: The store rejects the request.
     """
+    return await _release_parts(lambda: call_patiently(store, ReleaseLeft()))
+
+
+async def release_while_reachable(store: StoreCalls) -> int:
+    """Release what ended sessions still hold, part by part; return how much that was.
+
+    Raises:
+        RemoteError: The store cannot be reached, or rejects the request. Each part that was released stays so.
+    """
+    return await _release_parts(lambda: store.call(ReleaseLeft()))
+
+
+async def _release_parts(release: Callable[[], Awaitable[int]]) -> int:
     count = 0
     while True:
-        released = await call_patiently(store, ReleaseLeft())
+        released = await release()
         count += released
         if released < PART:
             return count

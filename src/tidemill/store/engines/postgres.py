@@ -94,8 +94,7 @@ class PostgresDatabase:
         listen_url: str = "",
     ) -> None:
         self._cipher = cipher or Cipher()
-        self._doorbell = PostgresDoorbell(listen_url or url)
-        self._has_listen_url = bool(listen_url)
+        self._doorbell = PostgresDoorbell(listen_url or url, KEEPALIVE)
         self._label = redact_text(url)
         self._attempt_seconds = attempt_seconds
         self._read_only = read_only
@@ -148,8 +147,6 @@ class PostgresDatabase:
         if direct:
             self._prepared_count = _PREPARED
             self._session_settings |= KEEPALIVE
-            if not self._has_listen_url:
-                self._doorbell.session_settings |= KEEPALIVE
             self._epoch += 1  # replaces this connection by one that prepares statements
         if self._read_only:
             await self.read(lambda connection: check_readable(connection, self._label))
