@@ -101,8 +101,8 @@ async def test_what_cannot_be_found_is_a_page_for_readers_and_a_problem_for_prog
         wrong = await client.get("/api/v1/series?seconds=10000000")
 
     assert (page.status_code, problem.status_code, wrong.status_code) == (404, 404, 422)
-    assert "there is no page at /no-such-page" in page.text
-    assert problem.json()["detail"] == "there is no page at /api/v1/no-such-thing"
+    assert "page not found: /no-such-page" in page.text
+    assert problem.json()["detail"] == "page not found: /api/v1/no-such-thing"
     assert wrong.json()["detail"].startswith("seconds: ")
 
 

@@ -88,7 +88,7 @@ class ExpandInput:
         """Return the arguments of an element, and the part of their values that is data instead of templates.
 
         Raises:
-            TaskFailed: An item of `expand_kwargs` is no dict of arguments.
+            TaskFailed: An item of `expand_kwargs` is not a dict of arguments.
             TaskError: The file was changed after the run began.
             Exception: An exception of a function of `.map`.
         """

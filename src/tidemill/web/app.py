@@ -115,7 +115,7 @@ def _handle_errors(app: FastAPI, pages: Pages) -> None:
 
     @app.exception_handler(HTTPException)
     async def answer_http(request: Request, error: HTTPException) -> Response:
-        text = f"there is no page at {request.url.path}" if error.status_code == 404 else str(error.detail)
+        text = f"page not found: {request.url.path}" if error.status_code == 404 else str(error.detail)
         return answer(request, error.status_code, text, dict(error.headers or {}))
 
     @app.exception_handler(RequestProblem)

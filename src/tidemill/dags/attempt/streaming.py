@@ -281,8 +281,8 @@ class StreamRun:
         try:
             return self._run()
         finally:
-            # What a handler wrote that failed is not kept. What follows, like the XComs of an event that ends the task,
-            # is no part of a batch.
+            # What a handler wrote before it failed is dropped. Later writes, like the XComs of an event that ends the
+            # task, belong to no batch.
             if self._writes is not None:
                 self._writes.release()
 

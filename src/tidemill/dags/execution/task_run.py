@@ -92,7 +92,7 @@ def _execute(task: Any, claim: AttemptClaim, context: Context, services: TaskSer
         task.pre_execute(context)
         result = task.execute(context)
     elif claim.stream is not None:
-        # Only what a task emits that is no source of elements itself becomes its result.
+        # What a task emits becomes its result, unless maps take it as elements.
         lists = task.do_xcom_push and (claim.map_index >= 0 or not task.is_generator)
         result = StreamRun(task, read_plan(resume.kwargs), claim.stream, context, services, lists=lists).run()
     else:

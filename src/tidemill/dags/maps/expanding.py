@@ -162,8 +162,8 @@ def expand_kwargs(target: MapTarget, kwargs: Any, strict: bool) -> MappedOperato
     call = "iterate" if target.iterated else "expand"
     if target.chunk is not None:
         raise DagError(
-            f"{target.owner}: {call}_kwargs() after chunk() is not supported, because a list of dicts is no dict of "
-            f"arguments; map over one argument: {call}(rows=...)"
+            f"{target.owner}: {call}_kwargs() after chunk() is not supported, because a list of dicts is not a dict "
+            f"of arguments; map over one argument: {call}(rows=...)"
         )
     check = functools.partial(target.check_element, strict=strict, call=f"{call}_kwargs")
     return _create(target, ExpandInput({ALL_ARGUMENTS: read_dicts(target.owner, kwargs, check)}, strict))

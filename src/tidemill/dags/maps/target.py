@@ -133,7 +133,7 @@ def check_concurrency(owner: str, task_concurrency: object, *, iterated: bool) -
     """Return the number of elements that an attempt runs at a time; None: one per core.
 
     Raises:
-        DagError: It is no number, is out of range, or the task has an attempt per element.
+        DagError: The value is not a number or is out of range, or the task has an attempt per element.
     """
     if task_concurrency is None:
         return None
@@ -152,7 +152,7 @@ def build_chunk(owner: str, max_items: object, max_wait: Any) -> ChunkStructure:
     """Return how items are put into lists.
 
     Raises:
-        DagError: A limit is no number, or is out of range.
+        DagError: A limit is not a number, or is out of range.
     """
     most = check_int(owner, "max_items", max_items, 1)
     if most > _MAX_ITEMS:

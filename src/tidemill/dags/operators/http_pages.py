@@ -100,7 +100,7 @@ class HttpPagesTrigger(BaseTrigger):
         max_pages: The number of pages after which it ends; None: no limit.
         max_body_bytes: The limit for a page, decompressed; a larger one is an error.
         start: The page to begin with instead: its `number`, and its URL as `next`, both from the payload of the page
-            before it. If `next` is None, there is no page.
+            before it. If `next` is None, no page is left.
 
     Raises:
         ValueError: A value is not allowed.

@@ -148,8 +148,7 @@ class GetValuePage(Call[ValuePage], frozen=True):
         dag_id: Another DAG to read from: its latest run up to the logical date of `run`, unless `run_id` is given.
         run_id: Another run to read from.
         count: Whether to count all values; that reads all of them, so ask once.
-        map_index: The element whose values are asked for: a generator of a mapped group yields in each element. None:
-            the task is no such generator.
+        map_index: The element that yielded the values, for a generator of a mapped group; otherwise None.
     """
 
     run: int

@@ -231,7 +231,7 @@ class Located(NamedTuple):
     """Where tasks are, before they are locked.
 
     Attributes:
-        unmapped: The runs of tasks that are no elements of mapped tasks.
+        unmapped: The runs of tasks that are not elements of mapped tasks.
         runs: The runs of the elements, which were only read.
         units: The units of mapped groups that some of the tasks are part of, and their successors there.
     """
