@@ -60,7 +60,7 @@ def _find_items(connection: Connection, run: int, request: GetValuePage) -> tupl
 
 
 def _find_iteration(connection: Connection, run: int, request: GetValuePage) -> int | None:
-    """Return the instance that ran all elements of a task in its attempts; None: elements have attempts of their own."""
+    """Return the instance whose attempts run all elements of a task; None: each element has its own attempts."""
     if request.key != YIELDED or request.map_index is not None:
         return None
     only = and_(_TASK.run == run, _TASK.task_id == request.task_id, _TASK.map_index == 0)
