@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from itertools import count
 
+import asyncpg
+import pytest
 from tests.store.dags import Player, dag, task
 
 from tidemill.core.tasks.endings import Deferral
@@ -11,6 +15,7 @@ from tidemill.store.calls.service_calls import BeatSession, BeginSession, StopSe
 from tidemill.store.calls.trigger_calls import ClaimedTrigger, ClaimTriggers, ListLoads, ReleaseTriggers
 from tidemill.store.calls.worker_calls import AttemptReport
 from tidemill.store.database import Database
+from tidemill.store.engines.opening import open_store
 from tidemill.store.queries.sessions import claims
 
 REQUESTS = count(1)
@@ -80,17 +85,63 @@ async def test_a_share_that_exceeds_the_capacity_of_another_is_claimed(database:
 async def test_a_stream_is_one_unit_that_a_claimer_takes_beyond_its_share(database: Database):
     await defer(database, ["s"] * 6)
     one, two = await begin(database), await begin(database)
-    taken = len(await claim(database, one))
+    assert len(await claim(database, one)) == 6
     assert await claim(database, two) == ()
-    assert taken + len(await claim(database, one, 100 - taken, taken)) == 6
 
 
-async def test_a_stream_that_is_larger_than_one_claim_is_claimed_by_one_of_several(database: Database):
+@pytest.mark.parametrize("others", [0, 1])
+async def test_all_triggers_of_a_stream_are_claimed_at_once_so_that_none_misses_what_the_first_ones_read(
+    database: Database, others: int
+):
+    await defer(database, ["s", None, "s", "s", "s", "s", "s"])
+    one = await begin(database)
+    rest = [await begin(database) for _ in range(others)]
+    found = await claim(database, one, 2)
+    assert [each.stream_key for each in found].count("s") == 6
+    for two in rest:
+        assert [each.stream_key for each in await claim(database, two, 2)] in ([], [None])
+
+
+async def test_a_stream_is_claimed_whole_although_the_only_triggerer_has_no_room_for_all_of_it(database: Database):
     await defer(database, ["s"] * 6)
-    one, two = await begin(database), await begin(database)
-    assert len(await claim(database, one, 2)) == 2
-    assert await claim(database, two, 2) == ()
-    assert [len(await claim(database, one, 2, held)) for held in (2, 4, 6)] == [2, 2, 0]
+    one = await begin(database, 8)
+    await database.call(BeatSession(one, {"triggers": 5.0}))
+    assert len(await claim(database, one, 3, 5)) == 6
+
+
+async def test_a_stream_waits_while_another_transaction_holds_one_of_its_triggers(database: Database, url: str):
+    if url.startswith("sqlite"):
+        pytest.skip("SQLite has one writer")
+    await defer(database, ["s", "s", "s", None])
+    one, _ = await begin(database), await begin(database)
+    connection = await asyncpg.connect(url)
+    try:
+        async with connection.transaction():
+            await connection.execute("SELECT * FROM trigger_cursor ORDER BY trigger_id LIMIT 1 FOR UPDATE")
+            assert "s" not in [each.stream_key for each in await claim(database, one)]
+        assert [each.stream_key for each in await claim(database, one)].count("s") == 3
+    finally:
+        await connection.close()
+
+
+async def test_claims_side_by_side_never_divide_a_stream(database: Database, url: str):
+    if url.startswith("sqlite"):
+        pytest.skip("SQLite has one writer")
+    await defer(database, [f"s{number % 4}" for number in range(24)])
+    sessions = [await begin(database) for _ in range(3)]
+    stores = [database, *[await open_store(url) for _ in sessions[1:]]]
+    try:
+        claimed: list[str | None] = []
+        async with asyncio.timeout(60):
+            while len(claimed) < 4:
+                for found in await asyncio.gather(*map(claim, stores, sessions)):
+                    sizes = Counter(each.stream_key for each in found)
+                    assert set(sizes.values()) <= {6}
+                    claimed += sizes
+        assert sorted(map(str, claimed)) == ["s0", "s1", "s2", "s3"]
+    finally:
+        for store in stores[1:]:
+            await store.close()
 
 
 async def test_the_share_of_one_that_does_not_claim_it_is_claimed_after_a_while(database: Database, monkeypatch):
@@ -115,8 +166,7 @@ async def test_a_stream_that_does_not_fit_is_left_to_another(database: Database)
     await defer(database, ["s"] * 6 + [None] * 2)
     small, large = await begin(database, 5), await begin(database, 50)
     assert [one.stream_key for one in await claim(database, small, 5)] == [None, None]
-    found = await claim(database, large)
-    assert len(found) + len(await claim(database, large, 50 - len(found), len(found))) == 6
+    assert len(await claim(database, large)) == 6
 
 
 async def test_a_stream_larger_than_every_capacity_is_claimed_at_once_by_the_emptiest(database: Database):

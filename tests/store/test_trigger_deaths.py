@@ -24,6 +24,7 @@ from tidemill.store.calls.trigger_calls import (
     FiredEvent,
     HasSuspects,
     ListOwnedTriggers,
+    ReleaseTriggers,
     ReserveTriggers,
     StoreEvents,
     TakenSuspects,
@@ -157,7 +158,8 @@ async def test_a_stream_with_a_suspect_is_tried_as_a_whole_and_not_claimed_meanw
     await site.defer(3, "topic")
     await site.die()
     session = await site.begin()
-    await database.call(ClaimTriggers(session, 1, 2, QUEUES))
+    *_, third = await database.call(ClaimTriggers(session, 1, 3, QUEUES))
+    await database.call(ReleaseTriggers(session, ((third.id, third.token),)))
     await database.call(LoseSession(session))
     other = await site.begin()
     assert await site.claim(other) == [], "the third has one death only, but the same stream"

@@ -92,19 +92,30 @@ def test_a_unit_waits_for_a_triggerer_that_it_fits_into():
     rows, units = [WaitingTrigger(number, "s") for number in (1, 2)], {"s": StreamUnit(4, 0)}
     own, other = TriggererLoad(7, 10), TriggererLoad(0, 10)
     assert choose_claims(rows, units, 2, 3, own, [other]).unfit == {"s"}
-    assert choose_claims(rows, units, 2, 3, own, []).triggers == (1, 2), "there is no other one"
-    assert choose_claims(rows, units, 2, 9, other, [own]).triggers == (1, 2)
+    assert choose_claims(rows, units, 2, 3, own, []).whole == {"s"}, "there is no other one"
+    assert choose_claims(rows, units, 2, 9, other, [own]).whole == {"s"}
     assert choose_claims(rows, units, 0, 9, other, [own]).unfit == {"s"}, "it is the share of the other one"
     assert choose_claims(rows, {"s": StreamUnit(4, 1)}, 0, 9, other, [own]).triggers == (1, 2), "it is read here"
 
 
-def test_a_unit_that_fits_into_the_capacity_is_claimed_bit_by_bit():
+def test_a_unit_that_fits_into_the_capacity_is_claimed_as_a_whole():
     rows, units = [WaitingTrigger(number, "s") for number in (1, 2)], {"s": StreamUnit(600, 0)}
     own, other = TriggererLoad(0, 1000), TriggererLoad(0, 1000)
-    assert choose_claims(rows, units, 300, 2, own, [other]).triggers == (1, 2)
+    choice = choose_claims(rows, units, 300, 2, own, [other])
+    assert (choice.triggers, choice.whole, choice.oversized) == ((), {"s"}, frozenset())
     rows.append(WaitingTrigger(3, "t"))
-    choice = choose_claims(rows, units | {"t": StreamUnit(500, 0)}, 300, 9, own, [other])
-    assert (choice.triggers, choice.unfit) == ((1, 2), {"t"}), "there is no room for both"
+    choice = choose_claims(rows, units | {"t": StreamUnit(500, 0)}, 700, 900, own, [other])
+    assert (choice.whole, choice.unfit) == ({"s"}, {"t"}), "there is no room for both"
+    rows.append(WaitingTrigger(4))
+    choice = choose_claims(rows, units | {"t": StreamUnit(300, 0)}, 601, 900, own, [other])
+    assert (choice.triggers, choice.whole) == ((), {"s", "t"}), "a unit may exceed the share"
+
+
+def test_triggers_of_a_stream_that_is_read_here_are_claimed_bit_by_bit():
+    rows, units = [WaitingTrigger(number, "s") for number in (1, 2, 3)], {"s": StreamUnit(3, 1)}
+    own, other = TriggererLoad(1, 9), TriggererLoad(0, 9)
+    choice = choose_claims(rows, units, 0, 2, own, [other])
+    assert (choice.triggers, choice.whole) == ((1, 2), frozenset())
 
 
 def test_a_unit_larger_than_every_capacity_goes_to_the_emptiest_as_a_whole():
@@ -112,7 +123,9 @@ def test_a_unit_larger_than_every_capacity_goes_to_the_emptiest_as_a_whole():
     own, other = TriggererLoad(7, 10), TriggererLoad(1, 20)
     assert choose_claims(rows, units, 1, 3, own, [other]).unfit == {"s"}
     choice = choose_claims(rows, units, 1, 1, other, [own])
-    assert (choice.triggers, choice.oversized) == ((1, 2, 3), {"s"})
+    assert (choice.triggers, choice.whole, choice.oversized) == ((), {"s"}, {"s"})
+    choice = choose_claims(rows, {"s": StreamUnit(3, 27)}, 1, 1, other, [own])
+    assert (choice.triggers, choice.whole, choice.oversized) == ((1, 2, 3), frozenset(), {"s"}), "it is read here"
 
 
 def test_only_triggerers_that_serve_all_of_the_queues_count():

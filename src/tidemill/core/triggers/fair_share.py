@@ -7,8 +7,11 @@ far more than the mean, because another one has started, hands units over, which
 
 Invariants:
 1. The shares of all triggerers add up to at least what waits, or to all free capacity.
-2. No share exceeds the free capacity, except for a unit larger than every capacity.
+2. No share exceeds the free capacity, except for a unit larger than every capacity, or than the room of the only
+   triggerer.
 3. A hand-over makes the larger of two triggerers smaller, so hand-overs end.
+4. A triggerer that begins to read a stream claims all its waiting triggers at once. Otherwise the first ones would
+   read, and acknowledge to the broker, what the others have not seen.
 """
 
 from __future__ import annotations
@@ -50,12 +53,14 @@ class ClaimChoice(NamedTuple):
     """The triggers that a triggerer claims.
 
     Attributes:
-        triggers: The triggers.
-        oversized: Streams of which it claims everything that waits, although that exceeds its capacity.
+        triggers: The triggers, without those of `whole`.
+        whole: Streams that it begins to read; it claims all their waiting triggers.
+        oversized: Streams that exceed every capacity, and that it reads nevertheless.
         unfit: Streams that are left to others.
     """
 
     triggers: tuple[int, ...]
+    whole: frozenset[str]
     oversized: frozenset[str]
     unfit: frozenset[str]
 
@@ -102,41 +107,47 @@ def choose_claims(
         rows: Triggers that can be claimed, the most urgent first.
         units: The units of their streams.
         share: The number of triggers to take; those of streams that the triggerer reads come on top.
-        room: The number of triggers to take at once, unless a unit exceeds every capacity. A unit that fits into the
-            capacity is claimed bit by bit.
+        room: The number of triggers to take at once; a stream that it begins to read may exceed it.
         own: The claimer.
-        others: The other triggerers. Without any, units need not fit into the capacity as a whole.
+        others: The other triggerers. Without any, units need not fit into the capacity.
 
     Example:
         >>> rows = [WaitingTrigger(1), WaitingTrigger(2, "wide"), WaitingTrigger(3), WaitingTrigger(4)]
-        >>> choose_claims(rows, {"wide": StreamUnit(9, 0)}, 2, 5, TriggererLoad(0, 5), [TriggererLoad(0, 10)])
-        ClaimChoice(triggers=(1, 3), oversized=frozenset(), unfit=frozenset({'wide'}))
+        >>> choice = choose_claims(rows, {"wide": StreamUnit(9, 0)}, 2, 5, TriggererLoad(0, 5), [TriggererLoad(0, 10)])
+        >>> choice.triggers, sorted(choice.whole), sorted(choice.unfit)
+        ((1, 3), [], ['wide'])
     """
     largest = max(load.capacity for load in (own, *others))
     is_emptiest = all(own.held <= load.held for load in others)
     free = max(room, own.capacity - own.held)
     chosen: list[int] = []
-    taken: set[str] = set()
+    joined: set[str] = set()
+    whole: set[str] = set()
     oversized: set[str] = set()
     unfit: set[str] = set()
     for row in rows:
         stream = row.stream
-        if stream is not None and stream not in taken and stream not in unfit:
+        if stream is not None and not (stream in joined or stream in whole or stream in unfit):
             unit = units[stream]
             if unit.size > largest and (unit.running or is_emptiest):
                 oversized.add(stream)
-                taken.add(stream)
-            elif (unit.waiting <= free or not others) and (unit.running or share > 0):
-                taken.add(stream)
+                (joined if unit.running else whole).add(stream)
+            elif (unit.waiting <= free or not others) and unit.running:
+                joined.add(stream)
                 free -= unit.waiting
+            elif (unit.waiting <= free or not others) and share > 0:
+                whole.add(stream)
+                share, room, free = share - unit.waiting, room - unit.waiting, free - unit.waiting
             else:
                 unfit.add(stream)
+        if stream in whole:
+            continue
         if stream in oversized:
             chosen.append(row.id)
-        elif room > 0 and (stream in taken or (stream is None and share > 0)):
+        elif room > 0 and (stream in joined or (stream is None and share > 0)):
             chosen.append(row.id)
             share, room, free = share - 1, room - 1, free - (stream is None)
-    return ClaimChoice(tuple(chosen), frozenset(oversized), frozenset(unfit))
+    return ClaimChoice(tuple(chosen), frozenset(whole), frozenset(oversized), frozenset(unfit))
 
 
 def is_far_above(own: TriggererLoad, others: Sequence[TriggererLoad]) -> bool:

@@ -1,12 +1,15 @@
 """Claims free triggers of tasks for a triggerer: its fair share of what waits (`core.triggers.fair_share`).
 
-Invariants: all triggers of one stream are claimed by the same session. Suspects are claimed for trials only
-(`suspects`). What a claim leaves is claimable again once its transaction has ended.
+Invariants: all triggers of one stream are claimed by the same session, and those that wait when it begins to read the
+stream by one transaction. A claim locks a stream before rows of its triggers, so that no claim holds rows of a stream
+that another one claims. Suspects are claimed for trials only (`suspects`). What a claim leaves is claimable again once
+its transaction has ended.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -66,8 +69,8 @@ _UNLIMITED = 1 << 40
 _JOINING = 500
 #: The number of triggers that waited for too long, per claim of a triggerer without a share.
 _LATE = 100
-#: The number of triggers of a stream that exceeds every capacity, per claim.
-_OVERSIZED = 20_000
+#: The most triggers of streams that a session begins to read, per claim.
+_WHOLE = 20_000
 
 
 def find_unreadable(rows: Iterable[Row[Any]], context: CallContext) -> list[int]:
@@ -191,8 +194,10 @@ def _choose(
     own = TriggererLoad(request.held, capacity or _UNLIMITED)
     free = _build_free(connection, request, context)
     share, rows = limit, []
+    got: set[str] = set()
     if others or is_over:
         rows = _lock_some(connection, [*free, _IS_READ], limit or _JOINING)
+        got.update(try_lock_streams(connection, _list_streams(rows)))
         free.append(or_(_TRIGGER.stream_key.is_(None), ~_IS_READ))
         most = limit * (1 + len(others))
         waiting = _select_free(free).with_only_columns(literal_column("1")).limit(most).subquery()
@@ -202,37 +207,87 @@ def _choose(
     unfit: set[str] = set()
     for _ in range(_LOOKS):
         room = limit - len(chosen)
+        lost = _list_streams(rows) - got
         if room > 0:
-            if share > 0:
-                found = _lock_some(connection, free, min(room, share), skip, unfit)
-            else:
-                late = _TRIGGER.changed_us < context.now_us - _PATIENCE_US
-                found = _lock_some(connection, [*free, late], min(room, _LATE), skip, unfit)
-                share = len(found)
+            late = _TRIGGER.changed_us < context.now_us - _PATIENCE_US
+            wanted, most = (free, min(room, share)) if share > 0 else ([*free, late], min(room, _LATE))
+            lost |= _lock_streams_first(connection, wanted, most, skip, unfit, got)
+            found = _lock_some(connection, [*wanted, _build_of_streams(got)], most, skip, unfit | lost)
+            share = share if share > 0 else len(found)
             rows += found
         unreadable = set(find_unreadable(rows, context))
-        keys = {row.stream_key for row in rows if row.stream_key is not None}
-        got = set(try_lock_streams(connection, keys))
         given = [
             WaitingTrigger(row.id, row.stream_key)
             for row in rows
             if row.id not in unreadable and (row.stream_key is None or row.stream_key in got)
         ]
-        units = _count_units(connection, got)
+        units = _count_units(connection, {one.stream for one in given if one.stream is not None})
         choice = choose_claims(given, units, share, room, own, others)
-        chosen += choice.triggers
         if choice.oversized:
             _say_oversized(choice.oversized, units, own)
-            wide = [*free, _TRIGGER.stream_key.in_(sorted(choice.oversized))]
-            chosen += [row.id for row in _lock_some(connection, wide, _OVERSIZED, set(chosen))]
-        own = own._replace(held=own.held + len(choice.triggers))
-        share -= len(choice.triggers)
-        skip |= unreadable | set(choice.triggers)
-        unfit |= choice.unfit | (keys - got)
-        if share <= 0 or not (unreadable or choice.unfit or keys - got):
+        taken, divided = list(choice.triggers), frozenset[str]()
+        if choice.whole:
+            whole, divided = _take_whole(connection, free, choice.whole, context)
+            taken += whole
+        chosen += taken
+        own = own._replace(held=own.held + len(taken))
+        share -= len(taken)
+        lost |= choice.unfit | divided
+        skip |= unreadable | set(taken)
+        unfit |= lost
+        if share <= 0 or not (unreadable or lost):
             break
         rows = []
     return chosen
+
+
+def _list_streams(rows: Iterable[Row[Any]]) -> set[str]:
+    return {row.stream_key for row in rows if row.stream_key is not None}
+
+
+def _build_of_streams(keys: Collection[str]) -> ColumnElement[bool]:
+    """Return the condition that a trigger shares no stream, or one of these."""
+    alone = _TRIGGER.stream_key.is_(None)
+    return or_(alone, _TRIGGER.stream_key.in_(sorted(keys))) if keys else alone
+
+
+def _lock_streams_first(
+    connection: Connection,
+    free: Sequence[ColumnElement[bool]],
+    limit: int,
+    skip: Collection[int],
+    unfit: Collection[str],
+    got: set[str],
+) -> set[str]:
+    """Lock the streams of the most urgent free triggers, and add them to `got`.
+
+    Returns:
+        The streams that other transactions have locked.
+    """
+    is_shared = and_(_IS_REGISTERED, _TRIGGER.stream_key.is_not(None))
+    if connection.execute(select(_TRIGGER.stream_key).where(is_shared).limit(1)).first() is None:
+        return set()
+    keys = _list_streams(connection.execute(_select_some(free, limit, skip, unfit)).all()) - got
+    locked = set(try_lock_streams(connection, keys))
+    got |= locked
+    return keys - locked
+
+
+def _take_whole(
+    connection: Connection, free: Sequence[ColumnElement[bool]], keys: Collection[str], context: CallContext
+) -> tuple[list[int], frozenset[str]]:
+    """Lock all free triggers of streams; return them, and the streams of which another transaction holds some.
+
+    Those streams are left to a later claim.
+    """
+    wide = [*free, _TRIGGER.stream_key.in_(sorted(keys))]
+    waiting = _select_free(wide).with_only_columns(_TRIGGER.stream_key, func.count()).group_by(_TRIGGER.stream_key)
+    counts = {row.stream_key: row[1] for row in connection.execute(waiting)}
+    rows = _lock_some(connection, wide, _WHOLE)
+    locked = Counter(row.stream_key for row in rows)
+    divided = frozenset(key for key in keys if locked[key] < counts.get(key, 0)) if len(rows) < _WHOLE else frozenset()
+    unreadable = set(find_unreadable(rows, context))
+    return [row.id for row in rows if row.stream_key not in divided and row.id not in unreadable], divided
 
 
 def _lock_some(
@@ -243,13 +298,19 @@ def _lock_some(
     unfit: Collection[str] = (),
 ) -> list[Row[Any]]:
     """Lock the most urgent free triggers, without some of them and some streams."""
+    statement = _select_some(free, limit, skip, unfit)
+    return list(connection.execute(statement.with_for_update(of=trigger_cursor, skip_locked=True)).all())
+
+
+def _select_some(
+    free: Sequence[ColumnElement[bool]], limit: int, skip: Collection[int], unfit: Collection[str]
+) -> Select[Any]:
     wanted = [*free]
     if skip:
         wanted.append(_TRIGGER.id.not_in(sorted(skip)))
     if unfit:
         wanted.append(or_(_TRIGGER.stream_key.is_(None), _TRIGGER.stream_key.not_in(sorted(unfit))))
-    statement = _select_free(wanted).order_by(_TRIGGER.priority.desc(), _TRIGGER.id).limit(limit)
-    return list(connection.execute(statement.with_for_update(of=trigger_cursor, skip_locked=True)).all())
+    return _select_free(wanted).order_by(_TRIGGER.priority.desc(), _TRIGGER.id).limit(limit)
 
 
 def _select_free(free: Sequence[ColumnElement[bool]]) -> Select[Any]:
