@@ -276,6 +276,10 @@ class Naive:
         del self.present[member.name]
         self.settle_member(member)
 
+    def move_past(self, member: NaiveMember) -> None:
+        member.window = None
+        self.settle_member(member)
+
     def pull(self, member: NaiveMember) -> int | None:
         up_to = member.catches_up_to
         if up_to is not None and not any(event.number < up_to for event in member.unread):
@@ -486,6 +490,12 @@ class SeatsAgainstNaive(GroupAgainstNaive):
             # A stale copy changes nothing.
             self.group.suspend(self.members[name], self.now)
             assert self.group.pull(self.members[name]) is None
+
+    @rule(name=names)
+    def move_past(self, name: str) -> None:
+        if self.there(name):
+            self.group.move_past(self.members[name])
+            self.naive.move_past(self.naive.present[name])
 
     @rule(name=names)
     def resume(self, name: str) -> None:
@@ -1031,6 +1041,20 @@ def test_a_released_member_does_not_count_in_what_it_holds_and_is_awaited_for_wh
     assert group.one_lane() == [(0, 2, 0, 0), (1, 1, 0, 0), (2, 1, 0, 0)]
     group.release(gone)
     assert list(group.members) == ["stays"]
+
+
+def test_a_member_that_moved_past_its_event_before_it_was_released_accepts_it_once_it_is_confirmed() -> None:
+    group = Group()
+    gone = group.join("gone")
+    for number in range(2):
+        group.send(number)
+    group.pull(gone)
+    seq = group.bound(gone)
+    group.move_past(gone)
+    group.release(gone)
+    assert group.advance() == []
+    group.confirm(seq)
+    assert group.one_lane() == [(0, 1, 0, 0), (1, 0, 0, 0)]
 
 
 def test_a_refusal_of_what_a_released_member_derived_fails_nobody() -> None:

@@ -45,9 +45,9 @@ class Triggerers:
         self.folder = folder
         self.running: dict[TaskHost, tuple[asyncio.Task[None], asyncio.Event]] = {}
 
-    def start(self, capacity: int = 10_000, lease: ServiceLease = LEASE) -> TaskHost:
+    def make(self, capacity: int = 10_000, lease: ServiceLease = LEASE) -> TaskHost:
         about = BeginSession("triggerer", "t", "here", "boot", 1, (), capacity)
-        host = TaskHost(
+        return TaskHost(
             self.store,
             TriggererSettings(),
             about,
@@ -56,6 +56,9 @@ class Triggerers:
             KnownSecrets(),
             lease=lease,
         )
+
+    def start(self, capacity: int = 10_000, lease: ServiceLease = LEASE) -> TaskHost:
+        host = self.make(capacity, lease)
         stop = asyncio.Event()
         self.running[host] = asyncio.create_task(host.run(stop)), stop
         return host
@@ -361,6 +364,19 @@ async def test_triggers_with_one_key_share_a_stream_and_what_one_has_taken_is_ac
     assert [position for position, _ in upstream.advanced][:2] == [1, 2]
 
 
+async def test_what_resumed_the_last_task_of_a_stream_is_acknowledged(triggerers):
+    upstream = UPSTREAMS["up"] = Upstream("up")
+    some = [triggerers.store.defer(hosted.Sharing, "up", upstream="up", modulo=2) for _ in range(2)]
+    triggerers.start()
+    upstream.items.put_nowait(1)
+    upstream.items.put_nowait(2)
+
+    await until(lambda: all(one.resumed for one in some))
+    await until(lambda: DID["up"] == ["open", "close"])
+
+    assert upstream.advanced == [(1, (2, 0, 0)), (2, (2, 0, 0))]
+
+
 async def test_a_change_of_the_code_of_triggers_takes_effect_with_the_next_one(triggerers):
     code = triggerers.folder / "watched_by_triggers.py"
     text = (
@@ -397,6 +413,62 @@ async def test_a_module_that_takes_long_to_import_keeps_no_other_trigger_waiting
     assert not slow.resumed
     gate.touch()
     await until(lambda: slow.resumed)
+
+
+async def test_all_triggers_of_a_stream_subscribe_before_its_first_poll_though_one_is_slow_to_import(triggerers):
+    gate = triggerers.folder / "gate"
+    (triggerers.folder / "slow_stream_module.py").write_text(
+        "import os, time\nfrom tests.services.triggerer.hosted import Sharing\n"
+        f"while not os.path.exists({str(gate)!r}):\n    time.sleep(0.01)\n"
+        "class Slow(Sharing):\n    pass\n"
+    )
+    upstream = UPSTREAMS["up"] = Upstream("up")
+    upstream.items.put_nowait(3)
+    upstream.items.put_nowait(2)
+    store = triggerers.store
+    quick = store.defer(hosted.Sharing, "up", upstream="up", modulo=2)
+    slow = store.defer("slow_stream_module.Slow", "up", upstream="up", modulo=3)
+    triggerers.start()
+    await until(lambda: sum(isinstance(request, ClaimTriggers) for request in store.requests) > 2)
+    gate.touch()
+    await until(lambda: quick.resumed and slow.resumed)
+    assert (quick.payload, slow.payload) == (2, 3)
+
+
+async def test_triggers_of_a_stream_that_are_handed_over_acknowledge_nothing_that_one_of_them_has_not_read(triggerers):
+    upstream = UPSTREAMS["up"] = Upstream("up")
+    store = triggerers.store
+    shared = [
+        store.defer(hosted.Sharing, "up", upstream="up", modulo=2, stuck_on=1, deaf=True),
+        store.defer(hosted.Sharing, "up", upstream="up", modulo=7),
+    ]
+    alone = [store.defer(hosted.Counting, count=0, then="wait") for _ in range(2)]
+    triggerers.start(lease=ServiceLease(1.2))
+    await until(lambda: all("yielded" in did(one) for one in alone))
+    upstream.items.put_nowait(1)
+    upstream.items.put_nowait(2)
+    await until(lambda: upstream.pulled == [1, 2])
+    store.holds = True
+    store.loads = [TriggererLoadRecord(0, 10)]
+
+    await until(lambda: all(one.session is None for one in shared))
+    await until(lambda: DID["up"] == ["open", "close"])
+
+    assert upstream.advanced == []
+
+
+async def test_a_trial_acknowledges_nothing_because_other_triggers_of_its_streams_may_wait(triggerers):
+    upstream = UPSTREAMS["up"] = Upstream("up")
+    one = triggerers.store.defer(hosted.Sharing, "up", upstream="up", modulo=2)
+    session = await triggerers.store.call(BeginSession("triggerer", "t", "here", "boot", 1))
+    trial = asyncio.create_task(triggerers.make().try_out(session, 60.0, asyncio.Event()))
+    upstream.items.put_nowait(1)
+    upstream.items.put_nowait(2)
+
+    await until(lambda: one.resumed)
+    await asyncio.wait_for(trial, 60)
+
+    assert (upstream.closed, upstream.advanced) == (1, [])
 
 
 async def test_on_kill_of_a_trigger_whose_triggerer_is_gone_is_called_on_a_new_instance(triggerers):

@@ -163,6 +163,11 @@ class StreamGroup(Generic[LaneT, PayloadT, EventT]):
             member.carry()
             member.window = None
 
+    def move_past(self, member: Member[LaneT, PayloadT, EventT]) -> None:
+        """Move a member past its current event although it requests no other one."""
+        member.carry()
+        member.window = None
+
     def release(self, member: Member[LaneT, PayloadT, EventT]) -> None:
         """Remove a member permanently: events that it holds no longer wait for it; confirmed ones that it moved past
         are acked.

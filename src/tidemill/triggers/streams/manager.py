@@ -217,6 +217,16 @@ class SharedStreamManager:
             stream.unsubscribe(trigger_id)
         self._end_deserted(stream)
 
+    def stop_advancing(self, key: Hashable) -> None:
+        """Advance no more events of a stream, whose triggers all leave: they run in another process from now on.
+
+        They leave one after the other, so that the last ones would acknowledge events that the first ones have not
+        read.
+        """
+        stream = self._groups.get(key)
+        if isinstance(stream, AckStream):
+            stream.stop_advancing()
+
     def abandon_all(self) -> None:
         """Advance no more events of any stream: other processes may read them."""
         for stream in [*self._groups.values(), *self._closing]:

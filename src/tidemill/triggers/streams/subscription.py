@@ -93,6 +93,9 @@ class Subscription(Protocol):
     def fail_held(self, error: str | None) -> None:
         """Fail the current event."""
 
+    def move_past(self) -> None:
+        """Move past the current event without requesting another one."""
+
 
 class FastSubscription:
     """A subscription to a stream without acknowledgements.
@@ -122,6 +125,10 @@ class FastSubscription:
         return self.reader.position - self._from
 
     def fail_held(self, error: str | None) -> None:
+        """Do nothing, because events are not acknowledged here."""
+        return
+
+    def move_past(self) -> None:
         """Do nothing, because events are not acknowledged here."""
         return
 
@@ -294,6 +301,11 @@ class AckSubscription:
             error: The reason; None if the subscriber was interrupted through no fault of its own.
         """
         self._group.fail_held(self.member, error)
+        self._pump.ring()
+
+    def move_past(self) -> None:
+        """Move past the current event: it is acked once its derived events are stored."""
+        self._group.move_past(self.member)
         self._pump.ring()
 
     def reject(self, sent: SentEvent[Any, Any, Any]) -> RejectOutcome:

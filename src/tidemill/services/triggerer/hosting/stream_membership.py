@@ -87,6 +87,11 @@ class StreamMembership:
         if self.subscription is not None:
             self.subscription.fail_held(error)
 
+    def move_past(self) -> None:
+        """Accept the raw event being processed: the trigger has fired for it, and requests no other one."""
+        if self.subscription is not None:
+            self.subscription.move_past()
+
     def end_run(self) -> None:
         """Drop the event source of the current run."""
         self.events = self.subscription = None
@@ -102,6 +107,11 @@ class StreamMembership:
         """Leave the stream, or the seat in it, to the process that has claimed the trigger."""
         if (key := self._take_key()) is not None:
             self._manager.hand_over(self._name, key)
+
+    def stop_advancing(self) -> None:
+        """Acknowledge nothing more of the stream, because all its triggers are handed over."""
+        if self._key is not None:
+            self._manager.stop_advancing(self._key)
 
     def leave(self) -> None:
         """Leave the stream, or give up the seat in it, for good."""

@@ -296,13 +296,13 @@ class _Turns:
                     run.cancel(reason)
             for key in await self._source.choose_moves(self._list_units):
                 if (run := self._runs.get(key)) is not None:
-                    run.cancel(CancelReason.HAND_OVER)
+                    run.hand_over()
             after = self._clock()
             self._compare_at = after + max(COMPARE_SECONDS, _COMPARE_SHARE * (after - now))
         if claimed:
             # The rest of what waits was the share of others, which may be gone.
             self._pause = min(self._pause, COMPARE_SECONDS)
-        return len(claimed) == CLAIM_COUNT
+        return len(claimed) >= CLAIM_COUNT
 
     def _list_units(self) -> list[tuple[str | None, ClaimKey]]:
         streams = self._streams
@@ -352,11 +352,12 @@ class _Turns:
         runs = [TaskTrigger(self._services, claim, self._clock) for claim in claimed]
         self._runs.update((run.key, run) for run in runs)
         missing = {name for run in runs if (name := _find_module(run.claim)) not in sys.modules}
-        ready = [run for run in runs if _find_module(run.claim) not in missing]
-        self._begin(self._start_all([run for run in ready if run.claim.start is None]))
-        self._begin(self._start_all([run for run in ready if run.claim.start is not None]))
+        importing, ready = _split(runs, lambda run: _find_module(run.claim) in missing)
+        rendering, quick = _split(ready, lambda run: run.claim.start is not None)
+        self._begin(self._start_all(quick))
+        self._begin(self._start_all(rendering))
         if missing:
-            self._begin(self._import_first(missing, [run for run in runs if _find_module(run.claim) in missing]))
+            self._begin(self._import_first(missing, importing))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work, name="start of triggers")
@@ -389,6 +390,19 @@ class _Turns:
 
 async def _wait(event: asyncio.Event) -> None:
     await event.wait()
+
+
+def _split(
+    runs: Sequence[TaskTrigger], is_slow: Callable[[TaskTrigger], bool]
+) -> tuple[list[TaskTrigger], list[TaskTrigger]]:
+    """Return the triggers that are slow to start, with all others of their streams, and the rest.
+
+    All triggers of a stream start together: those that start later would miss what the stream has read.
+    """
+    slow = {run.key for run in runs if is_slow(run)}
+    streams = {run.claim.stream_key for run in runs if run.key in slow} - {None}
+    late = [run for run in runs if run.key in slow or run.claim.stream_key in streams]
+    return late, [run for run in runs if not (run.key in slow or run.claim.stream_key in streams)]
 
 
 def _find_module(claim: ClaimedTrigger) -> str:

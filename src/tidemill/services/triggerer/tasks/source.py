@@ -6,8 +6,8 @@ its share of the triggers that wait, and asks which of its triggers to stop. Sto
 takes. A triggerer that runs far more than the others hands triggers over.
 
 Invariants: a failure is reported until the store has answered; once the session has ended in the store, nothing more is
-claimed, and all running triggers are released. Without a heartbeat within the lease, nothing is acknowledged to a
-broker.
+claimed, and all running triggers are released. Without a heartbeat within the lease, and in a trial, nothing is
+acknowledged to a broker.
 """
 
 from __future__ import annotations
@@ -403,8 +403,11 @@ class TaskSource:
     async def wait_leased(self) -> bool:
         """Wait until the store has confirmed this session within its lease; False: it will not any more.
 
+        A trial may run some triggers of a stream and not the others, which must see the same events afterwards.
         A heartbeat before the end of the lease keeps others from taking over, so the lease is counted from its start.
         """
+        if self._reserved:
+            return False
         limit = self._lease.seconds - self._lease.beat_seconds
         while not self.ended.is_set():
             if self._clock() - self._confirmed_at <= limit:

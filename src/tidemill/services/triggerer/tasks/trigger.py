@@ -237,6 +237,11 @@ class TaskTrigger:
             if self._interruptible and self._task is not None:
                 self._task.cancel(reason.value)
 
+    def hand_over(self) -> None:
+        """End the trigger together with all others of its stream: another triggerer runs them."""
+        self._stream.stop_advancing()
+        self.cancel(CancelReason.HAND_OVER)
+
     def cancel_again(self, now: float) -> None:
         """Repeat a cancellation that the trigger's code has ignored for long; `now` is read from its clock."""
         if self._interruptible and self.reason is not None and now - self._cancelled_at >= END_SECONDS:
@@ -442,6 +447,9 @@ class TaskTrigger:
 
     def _leave(self, end: TaskEnd) -> None:
         """Leave the stream, unless it ends with the host. A released trigger gets its raw event again."""
+        if end is TaskEnd.RESUMED:
+            # Otherwise nobody would have accepted what resumed the last task, and the next one would get it again.
+            self._stream.move_past()
         if end is TaskEnd.GIVEN_UP:
             self._stream.fail_held(None)
         if not self._services.is_stopping():
