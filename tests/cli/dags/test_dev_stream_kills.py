@@ -1,10 +1,11 @@
 """Processes of the tree are killed while streams are handled: each emitted element comes once, in order.
 
-KILLS_SEED=7 KILLS_ROUNDS=20 pytest -s --long tests/cli/dags/test_dev_stream_kills.py
+KILLS_SEED=7 KILLS_ROUNDS=20 pytest -s --nightly tests/cli/dags/test_dev_stream_kills.py
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -12,14 +13,20 @@ import random
 import signal
 import sqlite3
 import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 from tests.cli.dags.conftest import DevSite
+from tests.store.conftest import postgres
 from tests.until import wait_until
 
 from tidemill.runtime.process.table import find_descendants, find_marked, is_running, read_command
+
+__all__ = ["postgres"]
 
 #: Further runs in which the processes and moments are random.
 ROUNDS = int(os.environ.get("KILLS_ROUNDS", "0"))
@@ -91,6 +98,16 @@ with DAG("kills", max_active_tasks=50):
 """
 
 
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.nightly)])
+async def dev(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[DevSite]:
+    """Make a folder of DAGs, over a database of either kind."""
+    site = DevSite(tmp_path)
+    if request.param == "postgresql":
+        site.env["TIDEMILL_STORE__URL"] = await request.getfixturevalue("postgres").new_database()
+    yield site
+    site.close()
+
+
 class Streams:
     """A `dev` with a run that reads two streams."""
 
@@ -120,6 +137,9 @@ class Streams:
         new.rename(self.dev.folder / "gate")
 
     def query(self, statement: str, *arguments: Any) -> list[Any]:
+        if url := self.dev.env.get("TIDEMILL_STORE__URL"):
+            with ThreadPoolExecutor(1) as beside:  # the loop of the fixture runs in this thread
+                return beside.submit(asyncio.run, _fetch(url, _number(statement), arguments)).result()
         with contextlib.closing(sqlite3.connect(self.dev.folder / "dags.db", timeout=60)) as connection:
             return connection.execute(statement, arguments).fetchall()
 
@@ -219,6 +239,20 @@ def test_each_element_comes_once_though_worker_triggerer_and_dev_are_killed_in_t
         print(f"seed {SEED}, round {number}")
         kill_at_random(streams, random_, f"random{number}")
     assert dev.stop() == 0
+
+
+def _number(statement: str) -> str:
+    """Number the parameters of a statement as PostgreSQL has them."""
+    first, *rest = statement.split("?")
+    return first + "".join(f"${number}{part}" for number, part in enumerate(rest, 1))
+
+
+async def _fetch(url: str, statement: str, arguments: tuple[Any, ...]) -> list[Any]:
+    connection = await asyncpg.connect(url)
+    try:
+        return [tuple(row) for row in await connection.fetch(statement, *arguments)]
+    finally:
+        await connection.close()
 
 
 def kill_at_random(streams: Streams, random_: random.Random, run: str) -> None:

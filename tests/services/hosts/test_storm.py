@@ -1,7 +1,8 @@
 """Services on many hosts are killed, suspended and cut off, and their database crashes: each task ends once.
 
 Nothing is wrongly failed, nothing runs again after it succeeded, no connection of a dead service is left, and the
-journals lead to the stored states.
+journals lead to the stored states. Each record of a Kafka topic resumes the tasks that wait for it, and the offset that
+the triggerers commit is never beyond a record whose events are not stored.
 
 FLEET_RUNS=1000 FLEET_SECONDS=120 FLEET_LEASE=10 pytest -s --long tests/services/hosts/test_storm.py
 """
@@ -24,13 +25,14 @@ import pytest
 from sqlalchemy import Connection, text
 from tests.faults import FaultyProxy
 from tests.services.hosts.fleet import AGAIN, Fleet, run_fleet
+from tests.services.hosts.heard import HEARD_VALUES, KEYS, LAST, LISTENERS, Topic
 from tests.size import sized
 from tests.store.replay import StoredLife, check_replay, read_lives
 from tests.store.server import PostgresServer
 
 from tidemill.core.errors import RemoteError
 from tidemill.core.tasks.task_row import ENDED
-from tidemill.runtime.embedded.broker import free_port
+from tidemill.runtime.embedded.broker import EmbeddedBroker, free_port
 from tidemill.store.calls.run_calls import CreateRun
 from tidemill.store.calls.service_calls import ListSessions
 from tidemill.store.database import Database
@@ -45,6 +47,8 @@ LEASE_SECONDS = float(os.environ.get("FLEET_LEASE", sized(2.0, 10.0)))
 SEED = int(os.environ.get("FLEET_SEED", "0")) or random.randrange(1_000_000)
 IS_LARGE = RUNS >= 100
 ELEMENTS, EVENTS = (1_000, 200) if IS_LARGE else (30, 30)
+#: The runs of `heard`, whose tasks wait for records.
+HEARD = 40 if IS_LARGE else 1
 KILL_SECONDS = 3.0 if IS_LARGE else 2.0
 RESTART_SECONDS = 2.0 if IS_LARGE else 0.5
 CUT_SECONDS = SECONDS / 2
@@ -65,6 +69,8 @@ CUT = "worker-3"
 TRIES = {"begin": 1, "unsure": 2, "w1": 1, "w2": 1, "w3": 1, "end": 1}
 TRIGGERS = """
 import asyncio, os, time
+from pathlib import Path
+from tidemill.triggers import KafkaTrigger
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
 
 BEGAN = os.path.dirname(os.path.dirname(__file__)) + "/began"
@@ -94,11 +100,23 @@ class Ticks(BaseTrigger):
             while number >= allow(self.count):
                 await asyncio.sleep(0.05)
             yield TriggerEvent(number, identity=str(number))
+
+class Heard(KafkaTrigger):
+    \"\"\"Fires for the records with a key; makes a file once it has subscribed.\"\"\"
+    def __init__(self, made, **rest):
+        super().__init__(**rest)
+        self.made = made
+    def serialize(self):
+        return "paced.Heard", super().serialize()[1] | {"made": self.made}
+    async def filter_shared_stream(self, shared_stream):
+        Path(self.made).touch()
+        async for event in super().filter_shared_stream(shared_stream):
+            yield event
 """
 FILE = """
-import time
+import os, time
 from datetime import timedelta
-from paced import Later, Ticks, allow
+from paced import Heard, Later, Ticks, allow
 from tidemill.dags import DAG, BaseOperator, StreamOperator, task
 
 AGAIN = dict(retries=9, retry_delay=timedelta(seconds=0.1))
@@ -123,6 +141,21 @@ class Read(BaseOperator):
         context["stream"].checkpoint(events[-1].payload)
     def on_stream_end(self, context):
         return context["stream"].cursor
+
+class Listen(BaseOperator):
+    def __init__(self, key, **rest):
+        super().__init__(**rest)
+        self.key = key
+    def execute(self, context):
+        run = context["run_id"]
+        made = f"{os.path.dirname(os.path.dirname(__file__))}/heard/{run}.{self.task_id}"
+        self.defer(trigger=Heard(made, **TOPIC, key=f"{run}.{self.key}"), method_name="resume")
+    def resume(self, context, event):
+        return event["value"]
+
+with DAG("heard", schedule=None, max_active_runs=100, max_active_tasks=1000):
+    for number in range(KEYS * LISTENERS):
+        Listen(task_id=f"l{number}", key=number % KEYS)
 
 with DAG("six", schedule=None, max_active_runs=100):
     @task
@@ -325,7 +358,7 @@ def run_server() -> Iterator[PostgresServer]:
 
 
 @asynccontextmanager
-async def run_site(folder: Path, server: PostgresServer) -> AsyncIterator[Site]:
+async def run_site(folder: Path, server: PostgresServer, topic: Topic) -> AsyncIterator[Site]:
     """Yield a site whose services are not started yet."""
     await server.add_user()
     direct = await server.new_database()
@@ -336,7 +369,17 @@ async def run_site(folder: Path, server: PostgresServer) -> AsyncIterator[Site]:
     try:
         with run_fleet(folder, server.tcp_url(name), LEASE_SECONDS) as fleet:
             (folder / "dags" / "paced.py").write_text(TRIGGERS.replace("PACE", str(0.7 * SECONDS)))
-            fleet.write(FILE.replace("ELEMENTS", str(ELEMENTS)).replace("EVENTS", str(EVENTS)))
+            sizes = {
+                "ELEMENTS": ELEMENTS,
+                "EVENTS": EVENTS,
+                "KEYS": KEYS,
+                "LISTENERS": LISTENERS,
+                "TOPIC": topic.kwargs,
+            }
+            file = FILE
+            for word, value in sizes.items():
+                file = file.replace(word, repr(value))
+            fleet.write(file)
             storm = Storm(fleet, server, server.tcp_url(name), proxy, server.tcp_url(name, proxy.port))
             yield Site(fleet, server, storm, store)
     finally:
@@ -346,25 +389,38 @@ async def run_site(folder: Path, server: PostgresServer) -> AsyncIterator[Site]:
 
 @pytest.mark.long
 @pytest.mark.timeout(120 + 2 * SECONDS + 2 * CALM_SECONDS)
-async def test_each_task_ends_once_though_services_die_freeze_and_lose_their_database(tmp_path: Path) -> None:
+async def test_each_task_ends_once_though_services_die_freeze_and_lose_their_database(
+    tmp_path: Path, embedded_kafka: EmbeddedBroker
+) -> None:
     began = time.monotonic()
+    topic = Topic(embedded_kafka, tmp_path / "heard", random.Random(SEED))
     with run_server() as server:
-        async with run_site(tmp_path, server) as site:
+        async with run_site(tmp_path, server, topic) as site:
             site.storm.start_services()
-            await site.wait("SELECT count(*) FROM dag", 3)
+            await site.wait("SELECT count(*) FROM dag", 4)
             await site.wait_live()
             (tmp_path / "began").touch()
             ready = time.monotonic()
+            watch = asyncio.create_task(topic.watch(site.rows))
+            names = [f"h{number}" for number in range(HEARD)]
+            writing = asyncio.create_task(topic.write_all(names))
             await asyncio.gather(site.storm.rage(), create_runs(site.store))
             over = time.monotonic()
             await site.wait("SELECT count(*) FROM dag_run WHERE ended_us IS NULL", 0, CALM_SECONDS)
             calm = time.monotonic()
+            await writing
+            await call_patiently(site.store, CreateRun("heard", run_id=LAST, by="tester", request=LAST))
+            await topic.finish()
+            await site.wait("SELECT count(*) FROM dag_run WHERE ended_us IS NULL", 0)
+            watch.cancel()
 
             await check_tasks(site)
+            topic.check(await site.rows(HEARD_VALUES))
             await site.wait_live()
             await check_connections(site)
             await stop_services(site)
             print(f"started in {ready - began:.1f} s, storm {over - ready:.1f} s, ended {calm - over:.1f} s later")
+            print(f"committed offsets were compared with stored events {topic.looks} times")
             await describe_storm(site)
 
 
@@ -373,10 +429,11 @@ async def create_runs(store: Database) -> None:
     began = time.monotonic()
     for dag in ("mapped", "streamed"):
         await call_patiently(store, CreateRun(dag, run_id="r", by="tester", request="r"))
-    for number in range(RUNS):
-        await asyncio.sleep(began + 0.8 * SECONDS * number / RUNS - time.monotonic())
-        name = f"r{number}"
-        await call_patiently(store, CreateRun("six", run_id=name, by="tester", request=name))
+    names = [(number / RUNS, "six", f"r{number}") for number in range(RUNS)]
+    names += [(number / HEARD, "heard", f"h{number}") for number in range(HEARD)]
+    for part, dag, name in sorted(names):
+        await asyncio.sleep(began + 0.8 * SECONDS * part - time.monotonic())
+        await call_patiently(store, CreateRun(dag, run_id=name, by="tester", request=name))
 
 
 async def check_tasks(site: Site) -> None:
@@ -385,13 +442,14 @@ async def check_tasks(site: Site) -> None:
     assert not bad, site.describe()
     assert await site.count(AGAIN) == 0
     runs = [row[0] for row in await site.rows("SELECT id FROM dag_run ORDER BY id")]
-    assert len(runs) == RUNS + 2
+    assert len(runs) == RUNS + 2 + HEARD + 1
     lives: list[StoredLife] = []
     for first in range(0, len(runs), 50):
         part = runs[first : first + 50]
         lives += await site.read(lambda connection, part=part: read_lives(connection, part))  # type: ignore[misc]
     # Beside the elements, a map has its head, and there are their sources and the tasks that collect results.
-    assert len(lives) == len(TRIES) * RUNS + (ELEMENTS + 3) + 2 * (EVENTS + 3)
+    listening = (HEARD + 1) * KEYS * LISTENERS
+    assert len(lives) == len(TRIES) * RUNS + (ELEMENTS + 3) + 2 * (EVENTS + 3) + listening
     for life in lives:
         check_life(life)
         check_replay(life)
@@ -414,6 +472,9 @@ def check_life(life: StoredLife) -> None:
     failed = [line.kind for line in life.journal if line.kind in ("failed", "trigger-failed", "file-missing")]
     assert failed == (["failed"] if life.task_id == "unsure" else []), life
     assert life.row.tries == TRIES.get(life.task_id, life.row.tries), life
+    fired = [line for line in life.journal if line.kind == "trigger-fired"]
+    if life.task_id.startswith(("l", "w")):
+        assert len(fired) == 1, life
 
 
 async def check_connections(site: Site) -> None:
