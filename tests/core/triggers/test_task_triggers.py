@@ -89,7 +89,7 @@ def test_one_that_is_told_to_stop_keeps_its_place_until_it_has_ended():
 
     assert triggers.note_stops([(key, "user"), (key, "timeout")]) == [(key, CancelReason.USER)]
     assert triggers.note_stops([(key, "timeout"), (ClaimKey(9, 9), "user")]) == []
-    assert (triggers.held, triggers.room, triggers.is_idle) == ([], 0, False)
+    assert (triggers.held, triggers.running, triggers.room, triggers.is_idle) == ([], 0, 0, False)
 
     triggers.note_ended(key)
     assert (triggers.room, triggers.is_idle) == (1, True)

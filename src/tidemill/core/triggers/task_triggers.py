@@ -133,6 +133,11 @@ class TaskTriggers:
         return not self._held
 
     @property
+    def running(self) -> int:
+        """The number of triggers that run and have not been asked to stop."""
+        return len(self._held) - len(self._stopped)
+
+    @property
     def held(self) -> list[ClaimKey]:
         """The triggers that run and have not been asked to stop, sorted."""
         return sorted(self._held - self._stopped)

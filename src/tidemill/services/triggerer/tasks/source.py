@@ -235,7 +235,7 @@ class TaskSource:
         held = self.triggers.held
         if not held:
             return []
-        stops = await self._ask(HeldTriggers(self._session, tuple((key.id, key.token) for key in held)))
+        stops = await self._ask(HeldTriggers(self._session, tuple(held)))
         found = self.triggers.note_stops([(ClaimKey(stop.id, stop.token), stop.reason) for stop in stops])
         for key, reason in found:
             if reason is CancelReason.USER:
@@ -366,7 +366,7 @@ class TaskSource:
         while not self.ended.is_set():
             began = self._clock()
             try:
-                measures = {"triggers": float(len(self.triggers.held)), "lag_seconds": lag}
+                measures = {"triggers": float(self.triggers.running), "lag_seconds": lag}
                 if not await self._calls.call(BeatSession(self._session, measures)):
                     self.ended.set()
                     return

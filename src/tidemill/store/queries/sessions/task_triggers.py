@@ -14,10 +14,12 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 from sqlalchemy import (
+    BigInteger,
     Connection,
     Row,
     Select,
     and_,
+    bindparam,
     exists,
     literal_column,
     or_,
@@ -28,7 +30,7 @@ from sqlalchemy import (
 from tidemill.core.tasks.endings import Failure, Skip, Success
 from tidemill.core.tasks.inputs import Input, TriggerEnded, TriggerFailed, TriggerFired, identify
 from tidemill.core.triggers.event_plan import Duplicate, EventRefusal, EventStored, NewEvent, StoreOutcome
-from tidemill.store.batches import find_dialect
+from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.calls.stream_calls import EndStream
 from tidemill.store.calls.trigger_calls import (
     ClaimedTrigger,
@@ -61,10 +63,12 @@ from tidemill.store.queries.triggers.events import store_events
 from tidemill.store.queries.triggers.sessions import is_session_live
 from tidemill.store.queries.triggers.triggers import make_storable
 from tidemill.store.records import TriggerState
+from tidemill.store.statements import Statement
 from tidemill.store.tables import service_session, trigger, trigger_cursor, trigger_stream
 
 _TRIGGER, _CURSOR, _TASK = trigger.c, trigger_cursor.c, task_instance.c
 _RUNNING = TriggerState.RUNNING.value
+_HELD = RowSet("held_claims", id=int, token=int)
 _KINDS = {EventRefusal.UNKNOWN_TRIGGER: EventOutcomeKind.UNKNOWN, EventRefusal.FENCED: EventOutcomeKind.FENCED}
 _answers = msgspec.json.Encoder().encode
 _read_ending = msgspec.json.Decoder(EventEnding).decode
@@ -364,14 +368,17 @@ def _end_waits(connection: Connection, number: int, triggers: Collection[int], c
 
 def find_stopped(connection: Connection, request: HeldTriggers, context: CallContext) -> tuple[StoppedTrigger, ...]:
     """Return the triggers that a service must stop, with the reasons; see `HeldTriggers`."""
-    rows = {row.trigger_id: row for row in _fetch_held(connection, dict(request.held))}
+    dialect = find_dialect(connection)
+    given = _HELD.build_parameters(dialect, request.held) | {"holder": request.session}
+    lost = _lost.fetch(connection, given)
+    if not lost:
+        return ()
+    rows = {row.trigger_id: row for row in _fetch_held(connection, dict(lost))}
     live = and_(service_session.c.id == request.session, service_session.c.ended_us.is_(None))
     is_live = connection.execute(select(service_session.c.id).where(live)).first() is not None
     stopped = []
-    for number, token in request.held:
+    for number, token in lost:
         row = rows.get(number)
-        if row is not None and row.session_id == request.session and row.token == token:
-            continue
         # A token that has risen further belongs to a later claim, whose owner is told the reason. What an ended session
         # was stopping is left to another one.
         is_own = is_live and row is not None and row.token == token + 1
@@ -379,6 +386,21 @@ def find_stopped(connection: Connection, request: HeldTriggers, context: CallCon
         reason = row.reason if row is not None and is_own and is_over else None
         stopped.append(StoppedTrigger(number, token, reason or "hand-over"))
     return tuple(stopped)
+
+
+@Statement
+def _lost(dialect: str) -> Select[Any]:
+    """Select those of the given claims that a session does not have any more; almost always there are none."""
+    given = _HELD.build_source(dialect)
+    # The `+ 0` keeps the index of sessions from being scanned once per claim, however few triggers a session seems to
+    # have.
+    holder = (_CURSOR.session_id + 0) == bindparam("holder", type_=BigInteger)
+    has = and_(_CURSOR.trigger_id == given.c.id, _CURSOR.token == given.c.token, holder)
+    return (
+        select(given.c.id, given.c.token)
+        .where(~exists(select(_CURSOR.trigger_id).where(has).correlate(given)))
+        .order_by(given.c.position)
+    )
 
 
 def _fetch_held(connection: Connection, held: Collection[int]) -> Sequence[Row[Any]]:
