@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
 import pytest
 from sqlalchemy import Connection, select, update
 from tests.store.dags import Player, dag, task
@@ -17,6 +18,7 @@ from tidemill.store.calls.service_calls import MapLimits
 from tidemill.store.calls.task_calls import EmitItems, GetChunkItems
 from tidemill.store.dag_tables import map_item, task_map
 from tidemill.store.database import Database
+from tidemill.store.queries.dags.items.stored_sources import read_sources, write_sources
 
 
 def chunked(id: str, source: MapSource, max_items: int, max_wait_us: int | None = None) -> TaskStructure:
@@ -110,10 +112,10 @@ async def let_pass(database: Database, task: int, us: int) -> None:
 
     def change(connection: Connection) -> None:
         found = connection.execute(select(task_map.c.sources, task_map.c.due_us).where(task_map.c.task == task)).one()
-        sources, due_us = found
-        values = sources.rpartition(",")
-        since = int(values[2].rstrip("]")) - us
-        new = {"due_us": due_us - us, "sources": f"{values[0]},{since}]"}
+        sources = read_sources(found.sources)
+        assert sources.since_us is not None
+        earlier = msgspec.structs.replace(sources, since_us=sources.since_us - us)
+        new = {"due_us": found.due_us - us, "sources": write_sources(earlier)}
         connection.execute(update(task_map).where(task_map.c.task == task).values(new))
 
     await database.write(change)

@@ -81,6 +81,10 @@ class Life:
             await self.random.choice(
                 [self.take, self.take, self.end, self.end, self.end, self.yield_some, self.order]
             )()
+        await self.finish()
+
+    async def finish(self) -> None:
+        """Run everything until nothing is left, without failures, and check what has become of it."""
         self.calm = True
         for _ in range(60):
             await self.take()

@@ -192,6 +192,7 @@ task_instance = Table(
     Column("label", Text),
     Column("block", BigInteger, nullable=False, server_default=text("0")),
     Column("block_us", BigInteger),
+    Column("items_digest", BigInteger),
     UniqueConstraint("run", "task_id", "map_index", name="uq_task_instance_name"),
 )
 
@@ -267,6 +268,7 @@ task_map = Table(
     Column("max_length", BigInteger),
     Column("max_backlog", BigInteger),
     Column("due_us", BigInteger),
+    Column("compared", BigInteger),
     UniqueConstraint("run", "task_id", name="uq_task_map_name"),
 )
 _partial("ix_task_map_pending", task_map.c.task, where="pending = 1")

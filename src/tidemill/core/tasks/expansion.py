@@ -19,8 +19,8 @@ Invariants:
 3. No count is negative. The elements that exist are those that wait, are unfinished, are in retry, or have ended,
    except removed ones; the counts of outcomes include the elements that a stopped map will never create (skipped), a
    source that failed (upstream_failed) and a map that is too long (failed).
-4. A map is done exactly when its sources have ended, all its elements exist, or it was stopped, and all that exist have
-   ended.
+4. A map is done exactly when its sources have ended, all its elements exist and no others, or it was stopped, all that
+   exist have been compared with their items, and have ended.
 """
 
 from __future__ import annotations
@@ -67,6 +67,8 @@ class MapRow(NamedTuple):
         skipped: Elements that were skipped, and those that a stopped map will never create.
         stop: Why it was stopped (`MapStopReason`); None: it was not.
         told: What it told last.
+        compared: The number of elements that have been compared with the items of a source that was cleared; None: no
+            source runs again.
     """
 
     opened: bool = False
@@ -82,12 +84,14 @@ class MapRow(NamedTuple):
     skipped: int = 0
     stop: str | None = None
     told: Told = NOTHING
+    compared: int | None = None
 
     @property
     def done(self) -> bool:
         """Whether all elements have ended, and no further one follows."""
-        ended = not (self.waiting or self.unfinished or self.retrying)
-        return self.closed and (self.stop is not None or self.created == self.arrived) and ended
+        if not self.closed or self.compared is not None or self.waiting or self.unfinished or self.retrying:
+            return False
+        return self.stop is not None or self.created == self.arrived
 
 
 class MapPolicy(NamedTuple):
@@ -121,9 +125,16 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class SourceEnded:
-    """A source ended for good, after its last item arrived. If it failed, that counts as one upstream failure."""
+    """A source ended for good, after its last item arrived. If it failed, that counts as one upstream failure.
+
+    Attributes:
+        outcome: Its outcome.
+        total: The number of elements that the sources have items for, if one of them was cleared: the map may have
+            more. If the source failed, these stay.
+    """
 
     outcome: TaskOutcome
+    total: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +146,29 @@ class SourceMarked:
     """
 
     elements: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SourceAgain:
+    """A user cleared a source of an open map, which stays as it is until the source gives items again.
+
+    Attributes:
+        elements: The number of elements that failed with their upstream; a source that failed no longer counts.
+    """
+
+    elements: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The elements below `end` have the items that the sources give now, or are to run again with them."""
+
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shortened:
+    """All elements are removed that the sources have no item for any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +224,19 @@ class Look:
 
 
 MapInput = (
-    Opened | Arrived | SourceEnded | SourceMarked | ElementsMoved | Stopped | Reset | Reopened | GroupMoved | Look
+    Opened
+    | Arrived
+    | SourceEnded
+    | SourceMarked
+    | SourceAgain
+    | Compared
+    | Shortened
+    | ElementsMoved
+    | Stopped
+    | Reset
+    | Reopened
+    | GroupMoved
+    | Look
 )
 
 
@@ -249,6 +295,20 @@ def count_existing(row: MapRow, *, failed: bool = False) -> MapRow:
     return row._replace(arrived=number - failed, created=number - failed)
 
 
+def find_uncompared(row: MapRow, total: int) -> range:
+    """Return the indexes of the elements that can be compared with the items that a source gives again.
+
+    Args:
+        row: The map.
+        total: The number of elements that its sources have items for.
+
+    Example:
+        >>> find_uncompared(MapRow(opened=True, arrived=5, created=5, compared=2), 4)
+        range(2, 4)
+    """
+    return range(0) if row.compared is None else range(row.compared, max(row.compared, min(total, row.created)))
+
+
 def follow(outcome: TaskOutcome, has_item: bool = True) -> TaskState:
     """Return the state in which an element appears whose map follows another one, once the element with its index ends.
 
@@ -296,8 +356,14 @@ def _apply(row: MapRow, given: MapInput) -> MapRow:
             return row._replace(arrived=max(row.arrived, total))
         case Opened(arrived=arrived, closed=closed) if not row.opened:
             return row._replace(opened=True, arrived=arrived, closed=closed)
-        case SourceEnded(outcome=outcome) if row.opened and not row.closed:
-            return row._replace(closed=True, upstream_failed=row.upstream_failed + (outcome in _FAILURES))
+        case SourceEnded(outcome=outcome, total=total) if row.opened and not row.closed:
+            return _close(row, outcome, total)
+        case SourceAgain(elements=elements) if row.opened:
+            return _begin_again(row, elements)
+        case Compared(end=end) if row.compared is not None:
+            return _finish_comparing(row._replace(compared=max(row.compared, end)))
+        case Shortened() if row.closed:
+            return row._replace(created=min(row.created, row.arrived))
         case SourceMarked(elements=elements) if row.closed:
             return row._replace(upstream_failed=min(row.upstream_failed, elements))
         case Stopped(reason=reason):
@@ -313,6 +379,34 @@ def _apply(row: MapRow, given: MapInput) -> MapRow:
             return row
 
 
+def _close(row: MapRow, outcome: TaskOutcome, total: int | None) -> MapRow:
+    if outcome in _FAILURES:
+        # What the source has not given again stays as it is, until the source is cleared once more.
+        return row._replace(closed=True, upstream_failed=row.upstream_failed + 1, compared=None)
+    if row.compared is None or total is None:
+        return row._replace(closed=True)
+    return _finish_comparing(row._replace(closed=True, arrived=total))
+
+
+def _begin_again(row: MapRow, elements: int) -> MapRow:
+    """Open a map again that keeps its elements; what only its end has counted is counted no more."""
+    never = 0 if row.stop is None else row.arrived - row.created
+    return row._replace(
+        closed=False,
+        arrived=row.created,
+        skipped=row.skipped - never,
+        failed=row.failed - (row.stop == MapStopReason.TOO_LONG),
+        upstream_failed=elements,
+        stop=None,
+        compared=0,
+    )
+
+
+def _finish_comparing(row: MapRow) -> MapRow:
+    assert row.compared is not None
+    return row._replace(compared=None) if row.closed and row.compared >= min(row.arrived, row.created) else row
+
+
 def _follow_group(row: MapRow, group: MapRow, outcome: TaskOutcome | None) -> MapRow:
     failed = not row.closed and outcome in _FAILURES
     row = row._replace(
@@ -320,6 +414,7 @@ def _follow_group(row: MapRow, group: MapRow, outcome: TaskOutcome | None) -> Ma
         closed=group.closed,
         arrived=group.arrived,
         created=group.created,
+        compared=group.compared,
         upstream_failed=row.upstream_failed + failed,
     )
     return row if group.stop is None or row.stop is not None else _stop(row, MapStopReason(group.stop))
@@ -340,23 +435,34 @@ def _find_stop(row: MapRow, policy: MapPolicy) -> MapStopReason | None:
         return None
     if row.arrived > policy.max_length:
         return MapStopReason.TOO_LONG
-    if policy.max_failed is not None and row.failed > policy.max_failed:
+    if policy.max_failed is not None and row.failed > policy.max_failed and not _is_comparing(row):
         return MapStopReason.FAILED_ELEMENTS
     return None
 
 
 def _stop(row: MapRow, reason: MapStopReason) -> MapRow:
     """Close the map; elements that do not exist count as skipped, all at once."""
-    never = 0 if row.stop is not None else row.arrived - row.created
-    failed = row.failed + (reason is MapStopReason.TOO_LONG)
-    return row._replace(opened=True, closed=True, skipped=row.skipped + never, failed=failed, stop=reason.value)
+    arrived = max(row.arrived, row.created)
+    never = 0 if row.stop is not None else arrived - row.created
+    failed = row.failed + (reason is MapStopReason.TOO_LONG and row.stop is None)
+    skipped, stop = row.skipped + never, reason.value
+    return row._replace(
+        opened=True, closed=True, arrived=arrived, skipped=skipped, failed=failed, stop=stop, compared=None
+    )
+
+
+def _is_comparing(row: MapRow) -> bool:
+    """Whether elements may still have another item than their source gives, so that their outcomes may not count."""
+    return row.compared is not None and row.compared < row.created
 
 
 def _fill_window(row: MapRow, policy: MapPolicy) -> tuple[int, int]:
     """Return how many elements start again, and how many are created."""
     room = _find_room(row, policy)
     again = min(row.waiting, room)
-    return again, 0 if row.stop is not None else min(row.arrived - row.created, room - again)
+    if row.stop is not None or _is_comparing(row):
+        return again, 0
+    return again, max(0, min(row.arrived - row.created, room - again))
 
 
 def _find_room(row: MapRow, policy: MapPolicy) -> int:

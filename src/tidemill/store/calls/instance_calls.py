@@ -270,7 +270,8 @@ class ClearTasks(Call[tuple[str, ...]], frozen=True):
     """Reset tasks so that they run again; return their names. A finished run becomes active again.
 
     Elements of a mapped task are named `task[index]`. A mapped task that is cleared as a whole expands again from its
-    sources. A generator is cleared together with the tasks that are mapped over it.
+    sources. A task that is mapped over a cleared one is returned, too: it is open again, and runs the elements whose
+    values differ.
 
     Attributes:
         dag_id: The DAG.

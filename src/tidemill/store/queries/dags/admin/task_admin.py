@@ -15,7 +15,6 @@ from tidemill.core.tasks.attempt import Moved
 from tidemill.core.tasks.dependencies import TaskOutcome
 from tidemill.core.tasks.inputs import Clear, Mark, Remove
 from tidemill.core.tasks.instance import UNMAPPED
-from tidemill.core.tasks.structure import MapSource
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.calls.instance_calls import (
@@ -35,6 +34,7 @@ from tidemill.store.queries.dags.admin.map_clearing import forget_failures, sele
 from tidemill.store.queries.dags.attempts.iterations import forget_parts, retry_parts
 from tidemill.store.queries.dags.items.items import begin_again, forget_streams
 from tidemill.store.queries.dags.maps.locks import lock_elements, lock_failed_elements
+from tidemill.store.queries.dags.maps.reopening import can_reopen, has_comparable_items
 from tidemill.store.queries.dags.maps.steps import look_at_maps
 from tidemill.store.queries.dags.runs.runs import find_run, queue_run
 from tidemill.store.queries.dags.state.map_rows import read_ends, read_maps
@@ -64,6 +64,8 @@ def clear_tasks(connection: Connection, request: ClearTasks, context: CallContex
         else:
             added = kept = _list_maps_over(run, keys) - {name for _, name, _ in keys}
         keys = sorted({*keys, *((run.id, name, UNMAPPED) for name in added)})
+    reopened = _select_reopened(board, run, kept)
+    keys = [key for key in keys if key[1] not in reopened]
     chosen = choose_in_groups(board, run, request, keys, named)
     _check_parts(run, request, chosen.parts)
     entries = _load_entries(board, run, chosen.keys, request)
@@ -78,7 +80,7 @@ def clear_tasks(connection: Connection, request: ClearTasks, context: CallContex
         if (entry.row.state is not TaskState.NONE or entry.id in refollowing.gone) and not _is_ending(board, entry)
     ]
     if request.dry_run:
-        return tuple(entry.name for entry in entries)
+        return _name((*entries, *reopened.values()))
     triggerers = board.find_triggerers(entries)
     cleared = []
     for entry in entries:
@@ -94,7 +96,7 @@ def clear_tasks(connection: Connection, request: ClearTasks, context: CallContex
         forget_streams(connection, [entry.id for entry in cleared], generators)
     moved = {entry.id for entry in cleared}
     board.maps.keeps = {
-        entry.id: entry.task_id in kept and _may_keep(entry)
+        entry.id: entry.task_id in kept and has_comparable_items(entry.plan.structure.mapped)
         for entry in whole
         if entry.task_id not in kept or entry.id in moved
     }
@@ -104,9 +106,14 @@ def clear_tasks(connection: Connection, request: ClearTasks, context: CallContex
         board.maps.pass_on(run.id, [name], index)
     rewinds = select_rewinds(chosen.rewinds, cleared)
     rewind_loops(board, run, rewinds, request.by)
-    _look_at_elements(board, cleared, reopened=refollowing.reopened.values(), rewinds=rewinds)
+    again = (*refollowing.reopened.values(), *reopened.values())
+    _look_at_elements(board, cleared, reopened=again, rewinds=rewinds)
     close_board(board)
-    return tuple(entry.name for entry in cleared)
+    return _name((*cleared, *reopened.values()))
+
+
+def _name(entries: Iterable[TaskEntry]) -> tuple[str, ...]:
+    return tuple(entry.name for entry in sorted(entries, key=lambda one: (one.task_id, one.map_index)))
 
 
 def _find_parts(run: RunEntry, request: ClearTasks | MarkTasks) -> tuple[int, int] | None:
@@ -171,28 +178,30 @@ def _complete_groups(board: Board, run: RunEntry, entries: list[TaskEntry]) -> l
 
 
 def _list_maps_over(run: RunEntry, keys: Iterable[InstanceKey]) -> set[str]:
-    """Return the tasks that are mapped over cleared tasks; their elements keep results if their items stay the same."""
+    """Return the tasks and groups that are mapped over cleared tasks; elements whose items stay the same are kept."""
     plans = [run.plan.tasks[name] for _, name, _ in keys]
-    names = {name for plan in plans if plan.structure.mapped is None for name in plan.feeds}
-    # A mapped group starts over only with its generator.
-    return {name for name in names if not run.plan.tasks[name].mapped_group} | _list_maps_of_generators(run, keys)
+    return {
+        name for plan in plans if plan.structure.mapped is None or plan.structure.is_generator for name in plan.feeds
+    }
 
 
-def _may_keep(entry: TaskEntry) -> bool:
-    """Whether an element of a map has the same items as before if the items with these numbers are the same."""
-    mapped = entry.plan.structure.mapped
-    if mapped is None or entry.plan.mapped_group or any(map(_fills, mapped.factors)):
-        return False
-    if mapped.chunk is not None or mapped.iterated:
-        return False  # the items of a chunk are not compared
-    if any(leaf.has_gaps or leaf.kind == "group" for leaf in mapped.leaves):
-        return False  # results are copied when the map opens
-    others = [factor for place, factor in enumerate(mapped.factors) if place != mapped.slowest]
-    return all(factor.kind == "literal" for factor in others)
-
-
-def _fills(source: MapSource) -> bool:
-    return source.fills or any(map(_fills, source.parts))
+def _select_reopened(board: Board, run: RunEntry, names: Iterable[str]) -> dict[str, TaskEntry]:
+    """Return the heads of the maps over cleared tasks that are open again in place; the others start over."""
+    wanted = sorted(names)
+    members = {name: (name, *run.plan.groups.get(name, ())) for name in wanted}
+    board.load((run.id, one, UNMAPPED) for name in wanted for one in members[name])
+    heads = {name: head for name in wanted if (head := board.find(run.id, name)) is not None}
+    maps = read_maps(board.connection, [head.id for head in heads.values()], locks=False) if heads else {}
+    return {
+        name: head
+        for name, head in heads.items()
+        if head.id in maps
+        and can_reopen(head, maps[head.id])
+        and not any(
+            part is not None and part.row.state is TaskState.ENDING
+            for part in (board.find(run.id, one) for one in members[name])
+        )
+    }
 
 
 def _list_maps_of_generators(run: RunEntry, keys: Iterable[InstanceKey]) -> set[str]:

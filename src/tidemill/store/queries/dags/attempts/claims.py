@@ -42,7 +42,7 @@ from tidemill.store.context import CallContext
 from tidemill.store.dag_plan import TaskPlan
 from tidemill.store.dag_tables import IS_BLOCKED, dag, dag_file, dag_run, dag_version, task_callback, task_instance
 from tidemill.store.queries.dags.items.backlog import lock_free
-from tidemill.store.queries.dags.items.elements import find_elements
+from tidemill.store.queries.dags.items.elements import find_elements, note_items
 from tidemill.store.queries.dags.state.task_rows import COLUMNS, TaskEntry, load_plan
 from tidemill.store.queries.dags.state.transition import Board
 from tidemill.store.queries.dags.streams.claims import claim_streams, read_checkpoints
@@ -279,9 +279,9 @@ def _build_attempts(board: Board, entries: Sequence[TaskEntry], callbacks: Seque
         attempts.append(_build_callback(row, entry, runs[row.run]))
         if entry is not None:
             told.append(entry)
-    changes: dict[int, dict[str, Any]] = {
-        task: dict(new) for task, new in find_elements(board.connection, told).items()
-    }
+    items = find_elements(board.connection, told)
+    note_items(entries, items)
+    changes: dict[int, dict[str, Any]] = {task: dict(new) for task, new in items.items()}
     for task, stream in claim_streams(board.connection, entries).items():
         changes.setdefault(task, {})["stream"] = stream
     for task, checkpoint in read_checkpoints(board.connection, entries).items():

@@ -18,7 +18,7 @@ from tidemill.core.tasks.structure import StartStructure
 from tidemill.store.calls.worker_calls import ClaimedAttempt
 from tidemill.store.context import CallContext
 from tidemill.store.queries.dags.attempts.claims import build_plain_attempts
-from tidemill.store.queries.dags.items.elements import find_elements
+from tidemill.store.queries.dags.items.elements import find_elements, note_items
 from tidemill.store.queries.dags.state.effects import PackedTrigger, pack_trigger
 from tidemill.store.queries.dags.state.task_rows import TaskEntry
 from tidemill.store.queries.dags.state.transition import Board
@@ -52,6 +52,7 @@ def build_starts(
         return {}
     reading = [entry for entry in starting if _needs_items(entry)]
     items = find_elements(connection, reading) if reading else {}
+    note_items(reading, items)
     return {entry.id: _build(entry, items.get(entry.id, {}), context) for entry in starting}
 
 

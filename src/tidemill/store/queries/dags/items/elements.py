@@ -1,19 +1,26 @@
-"""Finds what attempts of elements of mapped tasks need: their items."""
+"""Finds what attempts of elements of mapped tasks need: their items; and whether elements have run with these.
+
+Theory of operation: an attempt that begins notes the digest of its items, in the transaction that reads them and locks
+the element. A step that compares an element locks it too, so it sees the items that the attempt has, or the attempt
+sees those that the step has.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Select, and_, select
 
+from tidemill.core.tasks.comparison import compute_digest, has_to_run_again
 from tidemill.core.tasks.instance import UNMAPPED
+from tidemill.core.tasks.structure import MapStructure
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.dag_tables import task_map
-from tidemill.store.queries.dags.items.items import read_items
+from tidemill.store.queries.dags.items.items import find_changes, read_items
 from tidemill.store.queries.dags.items.results import read_values
 from tidemill.store.queries.dags.items.sources import locate_leaves
-from tidemill.store.queries.dags.items.stored_sources import read_sources
+from tidemill.store.queries.dags.items.stored_sources import StoredSources, read_sources
 from tidemill.store.queries.dags.state.task_rows import TaskEntry
 from tidemill.store.statements import Statement
 
@@ -84,3 +91,47 @@ def _maps(dialect: str) -> Select[Any]:
     given = _MAPS.build_source(dialect)
     same = and_(_MAP.run == given.c.run, _MAP.task_id == given.c.task_id)
     return select(_MAP.run, _MAP.task_id, _MAP.sources, _MAP.arrived, _MAP.closed).join(given, same)
+
+
+def note_items(entries: Iterable[TaskEntry], found: Mapping[int, Mapping[str, Any]]) -> None:
+    """Note the items with which attempts of elements begin. `found`: the answer of `find_elements`."""
+    for entry in entries:
+        fields = found.get(entry.id)
+        if fields is None or entry.row.resume is not None or entry.plan.structure.follows is not None:
+            continue
+        items = fields["elements"]
+        if any(item is not None for item in items):
+            entry.items_digest = compute_digest(items, fields["leaf_indexes"])
+
+
+def find_differing(
+    connection: Connection, mapped: MapStructure, sources: StoredSources, elements: Mapping[int, Sequence[TaskEntry]]
+) -> set[int]:
+    """Return the indexes of the elements that have to run again with the items that they have now.
+
+    Args:
+        connection: A connection inside a transaction that has locked the elements.
+        mapped: How the task, or the mapped group, is mapped.
+        sources: Its sources.
+        elements: By index, an element, or the unit of a group and its tasks, which run again together.
+    """
+    places = {index: locate_leaves(mapped, sources, index) for index in elements}
+    wanted = {
+        index: [
+            None if owner is None or number < 0 else (*owner, number)
+            for owner, number in zip(sources.owners, numbers, strict=True)
+        ]
+        for index, numbers in places.items()
+    }
+    items = read_items(connection, {one for leaves in wanted.values() for one in leaves if one is not None})
+    unknown = {index for index, found in elements.items() if all(one.items_digest is None for one in found)}
+    changes = find_changes(connection, {one for index in unknown for one in wanted[index] if one is not None})
+    differing = set()
+    for index, found in elements.items():
+        digest = compute_digest([None if one is None else items.get(one) for one in wanted[index]], places[index])
+        changed_us = max((changes.get(one, -1) for one in wanted[index] if one is not None), default=-1)
+        for one in found:
+            changed = index in unknown and changed_us >= one.since_us
+            if has_to_run_again(one.row, one.items_digest, digest, changed=changed):
+                differing.add(index)
+    return differing

@@ -323,10 +323,16 @@ def cut_items(connection: Connection, task: int, key: str, end: int) -> None:
     connection.execute(delete(map_item).where(and_(_ITEM.task == task, _ITEM.key == key, _ITEM.number >= end)))
 
 
-def replace_items(connection: Connection, task: int, key: str, values: Sequence[str], now_us: int) -> None:
-    """Store all items of a source that is known as a whole; equal ones are left alone."""
+def replace_items(
+    connection: Connection, task: int, key: str, values: Sequence[str], now_us: int, *, cuts: bool = True
+) -> None:
+    """Store all items of a source that is known as a whole; equal ones are left alone.
+
+    `cuts`: whether to remove those after them; elements that are about to be removed may still need them.
+    """
     put_items(connection, task, key, 0, values, now_us)
-    cut_items(connection, task, key, len(values))
+    if cuts:
+        cut_items(connection, task, key, len(values))
 
 
 def select_items(task: int, key: str) -> Select[Any]:

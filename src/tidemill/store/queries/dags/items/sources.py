@@ -59,8 +59,15 @@ class _UnusableValueError(Exception):
     """A value cannot be mapped over; the message is for users."""
 
 
-def open_sources(connection: Connection, head: TaskEntry, now_us: int) -> OpenedSources | None:
-    """Store the items of the sources of a map; None: the map has to wait until a source has ended."""
+def open_sources(connection: Connection, head: TaskEntry, now_us: int, *, cuts: bool = True) -> OpenedSources | None:
+    """Store the items of the sources of a map; None: the map has to wait until a source has ended.
+
+    Args:
+        connection: A connection inside a transaction.
+        head: The head of the map.
+        now_us: The database's time.
+        cuts: Whether to remove items that sources no longer have.
+    """
     mapped = head.plan.structure.mapped
     assert mapped is not None
     found = _find_instances(connection, head.run.id, mapped.sources)
@@ -73,7 +80,7 @@ def open_sources(connection: Connection, head: TaskEntry, now_us: int) -> Opened
     if bad is not None:
         return OpenedSources(NO_SOURCES, 0, bad)
     try:
-        sources = _store_sources(connection, head, mapped, found, now_us)
+        sources = _store_sources(connection, head, mapped, found, now_us, cuts=cuts)
     except _UnusableValueError as error:
         return OpenedSources(NO_SOURCES, 0, TaskOutcome.FAILED, str(error))
     arrived, outcome = look_at_sources(connection, head, sources)
@@ -152,7 +159,13 @@ def _find_instances(connection: Connection, run: int, names: Sequence[str]) -> d
 
 
 def _store_sources(
-    connection: Connection, head: TaskEntry, mapped: MapStructure, found: dict[str, _Instance], now_us: int
+    connection: Connection,
+    head: TaskEntry,
+    mapped: MapStructure,
+    found: dict[str, _Instance],
+    now_us: int,
+    *,
+    cuts: bool,
 ) -> StoredSources:
     owners: list[tuple[int, str] | None] = []
     lengths: list[int] = []
@@ -166,7 +179,7 @@ def _store_sources(
             continue
         parts = []
         for leaf in factor.leaves:
-            owner, length = _store_leaf(connection, head, leaf, found, now_us, takes_dict=argument != "**")
+            owner, length = _store_leaf(connection, head, leaf, found, now_us, takes_dict=argument != "**", cuts=cuts)
             owners.append(owner)
             parts.append(length)
         lengths += parts
@@ -210,6 +223,7 @@ def _store_leaf(
     now_us: int,
     *,
     takes_dict: bool,
+    cuts: bool = True,
 ) -> tuple[tuple[int, str] | None, int]:
     match leaf.kind:
         case "literal":
@@ -237,7 +251,7 @@ def _store_leaf(
             if length is not None:
                 return (task, leaf.key), length
             items = _split(text, f"the XCom {leaf.key!r} of task {leaf.task!r}", takes_dict=takes_dict)
-            replace_items(connection, task, leaf.key, items, now_us)
+            replace_items(connection, task, leaf.key, items, now_us, cuts=cuts)
             return (task, leaf.key), len(items)
         case _:
             text = _read_param(connection, head, leaf.key)

@@ -15,6 +15,7 @@ class StoredSources(msgspec.Struct, frozen=True, array_like=True):
         failed: Whether a map that follows another one counts it as a failed source.
         never: How many elements of such a map never appeared, because it was stopped.
         since_us: When the first item of the unfinished chunk was seen; None: there is none.
+        stale: Whether a source was cleared since they were read. They hold until it has ended.
     """
 
     owners: tuple[tuple[int, str] | None, ...]
@@ -23,6 +24,7 @@ class StoredSources(msgspec.Struct, frozen=True, array_like=True):
     failed: bool = False
     never: int = 0
     since_us: int | None = None
+    stale: bool = False
 
 
 #: The sources of a map that has not opened.

@@ -13,8 +13,8 @@ from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.dag_tables import task_instance
 from tidemill.store.queries.dags.items.chunks import find_ranges
-from tidemill.store.queries.dags.items.items import find_changes
-from tidemill.store.queries.dags.items.sources import locate_leaves, look_at_sources
+from tidemill.store.queries.dags.items.elements import find_differing
+from tidemill.store.queries.dags.items.sources import look_at_sources
 from tidemill.store.queries.dags.items.stored_sources import read_sources
 from tidemill.store.queries.dags.maps.preparation import MapWork
 from tidemill.store.queries.dags.state.map_rows import StoredMap
@@ -71,7 +71,8 @@ def start_elements(board: Board, work: MapWork, stored: StoredMap, expansion: Ex
         many keep their results.
     """
     fresh = [] if work.following is None else work.following.fresh
-    again = work.waiting[: expansion.again - len(fresh)]
+    waiting = [entry for entry in work.waiting if entry.row.state is TaskState.NONE]  # not removed by this step
+    again = waiting[: expansion.again - len(fresh)]
     missing = expansion.again - len(fresh) - len(again)
     for entry in again:
         board.give(entry, Ready(entry.row.epoch, Readiness.RUN), _BY)
@@ -134,21 +135,9 @@ def _select_kept(board: Board, head: TaskEntry, stored: StoredMap, known: Sequen
     ended = [entry for entry in known if entry.row.outcome is not None]
     if not (stored.keeps and ended) or mapped is None:
         return frozenset()
-    sources = read_sources(stored.sources)
-    items = {
-        entry.map_index: [
-            (*owner, number)
-            for owner, number in zip(sources.owners, locate_leaves(mapped, sources, entry.map_index), strict=True)
-            if owner is not None
-        ]
-        for entry in ended
-    }
-    changes = find_changes(board.connection, {one for leaves in items.values() for one in leaves})
-    return frozenset(
-        entry.map_index
-        for entry in ended
-        if all(changes.get(one, -1) < entry.since_us for one in items[entry.map_index])
-    )
+    elements = {entry.map_index: [entry] for entry in ended}
+    differing = find_differing(board.connection, mapped, read_sources(stored.sources), elements)
+    return frozenset(elements.keys() - differing)
 
 
 def _insert_elements(

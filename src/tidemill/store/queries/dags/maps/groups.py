@@ -31,15 +31,27 @@ from sqlalchemy import (
     true,
 )
 
-from tidemill.core.tasks.attempt import order_elements
+from tidemill.core.tasks.attempt import Moved, order_elements
 from tidemill.core.tasks.dependencies import Readiness, TaskOutcome, decide
-from tidemill.core.tasks.expansion import Expansion, GroupMoved, MapPolicy, MapRow, SourceMarked, feed, find_count
+from tidemill.core.tasks.expansion import (
+    Expansion,
+    GroupMoved,
+    MapPolicy,
+    MapRow,
+    SourceAgain,
+    SourceMarked,
+    feed,
+    find_count,
+)
 from tidemill.core.tasks.inputs import Cancel, Clear, Mark, Ready, Remove
 from tidemill.core.tasks.instance import UNMAPPED
+from tidemill.core.tasks.structure import MapStructure
 from tidemill.core.tasks.task_row import ENDED, TaskState
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.dag_plan import NO_COUNTS
 from tidemill.store.dag_tables import task_instance
+from tidemill.store.queries.dags.items.elements import find_differing
+from tidemill.store.queries.dags.items.stored_sources import StoredSources
 from tidemill.store.queries.dags.state.map_rows import StoredMap, write_map
 from tidemill.store.queries.dags.state.task_rows import TaskEntry, compute_rank
 from tidemill.store.queries.dags.state.transition import Board
@@ -78,6 +90,7 @@ class GroupWork:
         known: The indexes of units that the group is about to create, and whose rows exist.
         gone: The indexes of units that have no item any more.
         ordered: The indexes of the elements that have to end, by task.
+        comparing: The indexes of units to compare with the items that a source gives again.
         swept: The indexes of units that have not started, and have to end because the group has stopped itself.
     """
 
@@ -87,6 +100,7 @@ class GroupWork:
     known: set[int] = field(default_factory=set)
     gone: list[int] = field(default_factory=list)
     ordered: dict[str, list[int]] = field(default_factory=dict)
+    comparing: range = range(0)
     swept: list[int] = field(default_factory=list)
 
     @property
@@ -98,7 +112,7 @@ class GroupWork:
     def indexes(self) -> set[int]:
         """The indexes of all units to lock."""
         ordered = {index for indexes in self.ordered.values() for index in indexes}
-        return {*self.waiting, *self.known, *self.gone, *ordered, *self.swept}
+        return {*self.waiting, *self.known, *self.gone, *self.comparing, *ordered, *self.swept}
 
 
 def gather_groups(board: Board, heads: Iterable[TaskEntry]) -> list[TaskEntry]:
@@ -147,7 +161,7 @@ def prepare_units(
     if row.created < stored.made and row.stop is None:
         work.known = set(range(row.created, min(row.created + window, stored.made)))
     if end is not None and stored.made > end:
-        work.gone = _find_indexes(board, head, head.task_id, "present", first=end, limit=UNITS)
+        work.gone = _find_indexes(board, head, head.task_id, "staying", first=end, limit=UNITS)
     if sweeps:
         work.swept = _find_indexes(board, head, head.task_id, "unstarted", limit=UNITS)
     for name, part in work.parts.items():
@@ -163,7 +177,7 @@ def _find_indexes(
     board: Board, head: TaskEntry, name: str, kind: str, *, limit: int, first: int = 0, wanted: str = ""
 ) -> list[int]:
     given = {"of_run": head.run.id, "of_task": name, "first": first, "most": limit, "wanted": wanted}
-    if kind == "unstarted":
+    if kind in ("unstarted", "staying"):
         names = head.run.plan.groups[head.task_id]
         given |= _NAMES.build_parameters(find_dialect(board.connection), [(one,) for one in names])
     return [index for (index,) in _indexes.fetch(board.connection, given, kind)]
@@ -173,7 +187,8 @@ def _find_indexes(
 def _indexes(dialect: str, kind: str) -> Select[Any]:
     """Build the statement that finds units, or elements of a task of the group, without locking them.
 
-    kind: `waiting`: units that wait to be started again; `present`: units that are not removed; `unstarted`: open units
+    kind: `waiting`: units that wait to be started again; `present`: units that are not removed; `staying`: those of
+    them with a task that is not removed, or about to be; `unstarted`: open units
     of which no task has started; `open`: unfinished elements, except those that are ending as `wanted` or to be
     removed.
     """
@@ -184,6 +199,14 @@ def _indexes(dialect: str, kind: str) -> Select[Any]:
             mine.append(_TASK.pending == literal_column("2"))
         case "present":
             mine.append(_TASK.state != literal_column("'removed'"))
+        case "staying":
+            part = task_instance.alias("part").c
+            names = select(_NAMES.build_source(dialect).c.task_id)
+            same = and_(part.run == _TASK.run, part.task_id.in_(names), part.map_index == _TASK.map_index)
+            after = func.coalesce(part.ending_outcome, literal_column("'none'"))
+            goes = and_(part.state == literal_column("'ending'"), after == literal_column("'removed'"))
+            stays = and_(part.state != literal_column("'removed'"), ~goes)
+            mine += [_TASK.state != literal_column("'removed'"), select(part.id).where(and_(same, stays)).exists()]
         case "unstarted":
             part = task_instance.alias("part").c
             names = select(_NAMES.build_source(dialect).c.task_id)
@@ -198,7 +221,32 @@ def _indexes(dialect: str, kind: str) -> Select[Any]:
     return select(_TASK.map_index).where(and_(*mine)).order_by(_TASK.map_index).limit(bindparam("most"))
 
 
-def end_parts(board: Board, work: GroupWork, stop: str) -> None:
+def has_units(board: Board, work: GroupWork, first: int, end: int) -> bool:
+    """Whether a group has units between two indexes that are not removed."""
+    found = _find_indexes(board, work.head, work.head.task_id, "present", first=first, limit=1)
+    return bool(found) and found[0] < end
+
+
+def clear_units(board: Board, work: GroupWork, mapped: MapStructure, sources: StoredSources, by: str) -> bool:
+    """Clear locked units whose items differ from those that a source gives again, with all their tasks.
+
+    Tasks that their upstream outside of the group, or a user, decided before the group began are left alone.
+
+    Returns:
+        Whether there are any.
+    """
+    names = [name for name, head in work.parts.items() if head.row.state is TaskState.MAPPED]
+    parts = {index: [part for name in names if (part := _find(board, work, name, index))] for index in work.comparing}
+    units = {index: unit for index in work.comparing if (unit := _find(board, work, work.head.task_id, index))}
+    elements = {index: [units[index], *parts[index]] for index in units}
+    differing = sorted(find_differing(board.connection, mapped, sources, elements))
+    wanted = [part for index in differing for part in parts[index] if part.row.state is not TaskState.NONE]
+    triggerers = board.find_triggerers(wanted)
+    answers = [board.give(part, Clear(triggerer=triggerers.get(part.id)), by) for part in wanted]
+    return any(isinstance(answer, Moved) for answer in answers)
+
+
+def end_parts(board: Board, work: GroupWork, group: MapRow) -> None:
     """Give to the tasks of locked units what ends them: a user's order, the stop of the group, a missing item."""
     for name, indexes in work.ordered.items():
         order = order_elements(work.parts[name].row)
@@ -207,13 +255,15 @@ def end_parts(board: Board, work: GroupWork, stop: str) -> None:
     units = [[part for name in work.parts if (part := _find(board, work, name, index))] for index in work.swept]
     # A worker may have claimed one of them before the unit was locked.
     unstarted = [parts for parts in units if not any(part.row.started for part in parts)]
-    _give_all(board, [part for parts in unstarted for part in parts], Cancel(request=stop))
+    _give_all(board, [part for parts in unstarted for part in parts], Cancel(request=group.stop or ""))
     for index in work.gone:
         for name in (*work.parts, work.head.task_id):
             entry = _find(board, work, name, index)
             if entry is not None:
-                entry.is_counted = False
-                board.give(entry, Remove(), _BY)
+                # A group whose source ran again counts the units that it had before.
+                entry.is_counted = index < group.created
+                triggerer = board.find_triggerers([entry]).get(entry.id)
+                board.give(entry, Remove(triggerer=triggerer), _BY)
 
 
 def _give_all(board: Board, entries: Sequence[TaskEntry], order: Cancel | Mark | Remove) -> None:
@@ -363,6 +413,7 @@ def follow_units(
     outcome: TaskOutcome | None,
     marked: Mapping[str, int],
     recounted: Mapping[str, Mapping[str, int]],
+    again: Mapping[str, int],
 ) -> dict[int, StoredMap]:
     """Return the maps of the tasks of a group after the step, by head.
 
@@ -376,6 +427,8 @@ def follow_units(
             group as a success.
         recounted: The existing elements of tasks that began anew with the group, which does not: it was cancelled or
             marked before. They are counted again.
+        again: The number of elements of each task that failed with their upstream, if a source of the group was
+            cleared.
     """
     group = stored.row
     if work.head.row.outcome is not None and not group.opened:
@@ -388,6 +441,8 @@ def follow_units(
         new.update(recounted.get(name, {}))
         row = part.row._replace(**{count: getattr(part.row, count) + number for count, number in new.items()})
         if follows(work, head, row):
+            if name in again:
+                row = feed(row, SourceAgain(again[name]), MapPolicy(), starts=False).row
             if name in marked:
                 row = feed(row, SourceMarked(marked[name]), MapPolicy(), starts=False).row
             row = feed(row, GroupMoved(group, outcome), MapPolicy(), starts=False).row

@@ -32,6 +32,7 @@ from tidemill.store.queries.dags.maps.creation import READINESS, end_elements
 from tidemill.store.queries.dags.maps.follow import Following
 from tidemill.store.queries.dags.maps.policy import get_policy, may_start
 from tidemill.store.queries.dags.maps.preparation import MapWork
+from tidemill.store.queries.dags.maps.reopening import begin_again, find_marked_again, look_again
 from tidemill.store.queries.dags.state.map_queue import count_queue, remove_queued
 from tidemill.store.queries.dags.state.map_rows import StoredMap
 from tidemill.store.queries.dags.state.task_rows import TaskEntry
@@ -45,14 +46,19 @@ _REASONS = {TaskState.MAPPED: MapStopReason.CANCELLED, TaskState.NONE: MapStopRe
 
 
 def find_inputs(
-    connection: Connection, head: TaskEntry, stored: StoredMap, now_us: int
+    connection: Connection, work: MapWork, stored: StoredMap, now_us: int
 ) -> tuple[StoredMap, tuple[MapInput, ...]]:
     """Return what the map has to be fed, and the map with its sources if it opens."""
+    head = work.head
     if head.row.ending is not None:
         reason = _REASONS.get(head.row.ending.state, MapStopReason.MARKED)
         if stored.row.stop is not None:
             return stored, (Look(),)
         return _count_rest(connection, head, stored), (Stopped(reason),)
+    if work.reopens:
+        return begin_again(stored, count_failed(connection, head, stored.row.created))
+    if stored.row.compared is not None and not stored.row.closed:
+        return look_again(connection, head, stored, now_us)
     if head.row.state is TaskState.MAPPED and not stored.row.opened:
         opened = open_sources(connection, head, now_us)
         if opened is None:
@@ -66,7 +72,7 @@ def find_inputs(
         return stored, (Arrived(arrived), *_end_source(outcome))
     if not stored.row.opened:
         return stored, ()
-    return stored, (_find_marked_source(connection, head, stored) or Look(),)
+    return _find_marked_source(connection, head, stored, now_us) or (stored, (Look(),))
 
 
 def _cut(
@@ -92,7 +98,9 @@ def _cut(
     return stored._replace(due_us=found.due_us), arrived
 
 
-def _find_marked_source(connection: Connection, head: TaskEntry, stored: StoredMap) -> SourceMarked | None:
+def _find_marked_source(
+    connection: Connection, head: TaskEntry, stored: StoredMap, now_us: int
+) -> tuple[StoredMap, tuple[MapInput, ...]] | None:
     """Return what a map has to be fed whose generator failed after it had yielded, and was marked as a success since.
 
     A map whose head a user marked is left alone.
@@ -100,11 +108,13 @@ def _find_marked_source(connection: Connection, head: TaskEntry, stored: StoredM
     row = stored.row
     if not (row.closed and row.arrived and row.upstream_failed) or head.row.tells != row.told:
         return None
-    _, outcome = look_at_sources(connection, head, read_sources(stored.sources))
-    if outcome is not TaskOutcome.SUCCESS:
+    elements, sources = count_failed(connection, head, row.created), read_sources(stored.sources)
+    if elements >= row.upstream_failed:
         return None
-    elements = count_failed(connection, head, row.created)
-    return SourceMarked(elements) if elements < row.upstream_failed else None
+    if sources.stale:
+        return find_marked_again(connection, head, stored, now_us, elements)
+    _, outcome = look_at_sources(connection, head, sources)
+    return (stored, (SourceMarked(elements),)) if outcome is TaskOutcome.SUCCESS else None
 
 
 def count_failed(connection: Connection, head: TaskEntry, end: int) -> int:

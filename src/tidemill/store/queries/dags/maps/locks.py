@@ -69,7 +69,8 @@ def _elements(dialect: str, kind: str) -> Select[Any]:
     """Build the statement that locks elements of a map, in order of their index.
 
     kind: `waiting`: cleared ones; `open`: unfinished ones, except those that are ending as `wanted` or to be removed;
-    `unstarted`: unfinished ones that have not started; `failed`; `present`: those that are not removed; `any`.
+    `unstarted`: unfinished ones that have not started; `failed`; `present`: those that are not removed; `staying`:
+    those of them that are not about to be removed; `any`.
     """
     mine: list[Any] = [_TASK.run == bindparam("of_run"), _TASK.task_id == bindparam("of_task")]
     mine += [_TASK.map_index >= bindparam("first"), _TASK.map_index <= bindparam("last")]
@@ -87,6 +88,10 @@ def _elements(dialect: str, kind: str) -> Select[Any]:
             mine += [unfinished, _TASK.tries == _TASK.tries_before, ~resting]
         case "failed":
             mine.append(text(IS_BAD_ELEMENT))
+        case "staying":
+            after = func.coalesce(_TASK.ending_outcome, literal_column("'none'"))
+            goes = and_(_TASK.state == literal_column("'ending'"), after == literal_column("'removed'"))
+            mine += [_TASK.state != literal_column("'removed'"), ~goes]
         case "present":
             mine.append(_TASK.state != literal_column("'removed'"))
     return select(*COLUMNS).where(and_(*mine)).order_by(_TASK.map_index).limit(bindparam("most")).with_for_update()

@@ -9,9 +9,10 @@ from tidemill.core.tasks.expansion import MapStopReason, count_room
 from tidemill.core.tasks.inputs import Cancel, Mark, Remove
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.queries.dags.maps.follow import Following, find_passed
-from tidemill.store.queries.dags.maps.groups import UNITS, GroupWork, find_parts, prepare_units
+from tidemill.store.queries.dags.maps.groups import UNITS, GroupWork, find_parts, has_units, prepare_units
 from tidemill.store.queries.dags.maps.locks import fetch_elements
 from tidemill.store.queries.dags.maps.policy import get_policy, may_start
+from tidemill.store.queries.dags.maps.reopening import find_next
 from tidemill.store.queries.dags.state.map_rows import StoredMap
 from tidemill.store.queries.dags.state.task_rows import TaskEntry
 from tidemill.store.queries.dags.state.transition import Board
@@ -34,7 +35,10 @@ class MapWork:
         left: Whether more elements have to end than one step changes.
         sweeps: Whether the map has stopped itself, and this step cancels elements that have not started.
         following: What a map takes over from the one that it follows; None: nothing.
-        reopens: Whether a map that follows another one follows it again.
+        reopens: Whether a map that follows another one follows it again, or a source of another map was cleared.
+        comparing: The indexes of the elements to compare with the items that a source gives again.
+        compared: These elements.
+        is_short: Whether no element is left beyond the end of sources that ran again.
         group: The units, if the map is a mapped group; then the fields above have no elements.
         removed_to: The index up to which a map that follows another one has removed the elements of its former life;
             0: all of them.
@@ -50,13 +54,19 @@ class MapWork:
     sweeps: bool = False
     following: Following | None = None
     reopens: bool = False
+    comparing: range = range(0)
+    compared: list[TaskEntry] = field(default_factory=list)
+    is_short: bool = False
     group: GroupWork | None = None
     removed_to: int | None = None
 
 
 def prepare(board: Board, head: TaskEntry, stored: StoredMap, reopens: bool) -> MapWork:
     """Lock the elements that may get an input; a map is locked after them."""
-    work, row = MapWork(head, reopens=reopens and stored.sources is not None), stored.row
+    follows = head.plan.structure.follows is not None
+    work, row = MapWork(head, reopens=reopens and (stored.sources is not None or not follows)), stored.row
+    if not (follows or work.reopens) and head.row.ending is None:
+        work.comparing = find_next(board.connection, head, stored)
     if head.plan.structure.is_group:
         return _prepare_group(board, work, stored)
     ordered = order_elements(head.row)
@@ -71,16 +81,23 @@ def prepare(board: Board, head: TaskEntry, stored: StoredMap, reopens: bool) -> 
     policy = get_policy(head, stored.limits)
     if row.waiting and may_start(head):
         work.waiting = board.add_elements(fetch_elements(board, head, "waiting", 0, None, policy.max_outstanding))
-    follows = head.plan.structure.follows is not None
+    if work.comparing:
+        work.comparing = work.comparing[:ELEMENTS]
+        first, last = work.comparing[0], work.comparing[-1]
+        work.compared = board.add_elements(fetch_elements(board, head, "any", first, last, ELEMENTS))
     if row.created < stored.made and row.stop is None and not follows:
         last = min(row.created + policy.max_outstanding, stored.made) - 1
         entries = board.add_elements(fetch_elements(board, head, "any", row.created, last, policy.max_outstanding))
         work.known = {entry.map_index: entry for entry in entries}
-    if row.closed and row.opened and stored.made > find_end(stored) and not has_failed_again(stored):
-        rows = fetch_elements(board, head, "present", find_end(stored), stored.made - 1, ELEMENTS)
+    end = find_end(stored)
+    if row.closed and row.opened and stored.made > end and not has_failed_again(stored):
+        rows = fetch_elements(board, head, "staying", end, stored.made - 1, ELEMENTS)
         work.gone = board.add_elements(rows)
         if len(rows) < ELEMENTS:
-            work.empty_from = find_end(stored)
+            work.empty_from = end
+        # Those that are ending mark the map when they have ended.
+        if not rows and row.created > end:
+            work.is_short = not fetch_elements(board, head, "present", end, row.created - 1, 1)
     if head.row.outcome is not None and not row.opened and not stored.keeps:
         # It ended without elements; those of its former life have no part in it.
         rows = fetch_elements(board, head, "present", 0, None, ELEMENTS)
@@ -97,9 +114,12 @@ def _prepare_group(board: Board, work: MapWork, stored: StoredMap) -> MapWork:
     end = find_end(stored) if row.closed and row.opened else None
     work.sweeps = head.row.ending is None and _has_to_sweep(stored)
     window = get_policy(head, stored.limits).max_outstanding if may_start(head) else 0
+    work.comparing = group.comparing = work.comparing[:UNITS]
     work.left = prepare_units(board, group, stored, window=window, end=end, sweeps=work.sweeps)
     if end is not None and len(group.gone) < UNITS:
         work.empty_from = end
+        if not group.gone and row.created > end:
+            work.is_short = not has_units(board, group, end, row.created)
     return work
 
 

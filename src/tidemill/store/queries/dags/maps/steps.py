@@ -19,27 +19,32 @@ from sqlalchemy import Connection, Select, and_, bindparam, func, literal_column
 
 from tidemill.core.tasks.dependencies import TaskOutcome, Told
 from tidemill.core.tasks.expansion import (
+    Compared,
     Expansion,
     Look,
     MapInput,
     MapPolicy,
     MapStopReason,
+    Shortened,
+    SourceAgain,
     SourceEnded,
     SourceMarked,
     count_existing,
     feed,
     find_count,
 )
-from tidemill.core.tasks.inputs import Channel, MapTold, Remove
+from tidemill.core.tasks.inputs import Channel, Clear, MapTold, Remove
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.core.wording import format_count
 from tidemill.store.calls.service_calls import MapLimits
 from tidemill.store.dag_tables import task_instance
+from tidemill.store.queries.dags.items.elements import find_differing
 from tidemill.store.queries.dags.items.stored_sources import read_sources
 from tidemill.store.queries.dags.maps.creation import start_elements
 from tidemill.store.queries.dags.maps.follow import find_unseen, lock_passed
 from tidemill.store.queries.dags.maps.groups import (
     GroupWork,
+    clear_units,
     end_parts,
     follow_units,
     follows,
@@ -68,7 +73,7 @@ def look_at_maps(
         board: A board that has locked the runs and the heads, and whose changes are flushed.
         heads: The heads.
         limits: The limits of maps that have not opened; they keep those with which they open.
-        reopened: The heads of maps that follow another one, and follow it again.
+        reopened: The heads of maps that follow another one again, or of which a source was cleared.
     """
     if not heads:
         return
@@ -121,20 +126,27 @@ def _step(board: Board, work: MapWork, maps: Mapping[int, StoredMap]) -> None:
     stored = maps[head.id]
     before = stored.row
     if work.group is not None:
-        end_parts(board, work.group, before.stop or "")
+        end_parts(board, work.group, before)
     if work.orders is not None:
         order, entries = work.orders
         triggerers = board.find_triggerers(entries)
         for entry in entries:
             board.give(entry, dataclasses.replace(order, triggerer=triggerers.get(entry.id)), _BY)
+    triggerers = board.find_triggerers(work.gone)
     for entry in work.gone:
-        board.give(entry, Remove(), _BY)
-        entry.counted = find_count(entry.row.state)  # the map does not count it
+        board.give(entry, Remove(triggerer=triggerers.get(entry.id)), _BY)
+        if entry.map_index < before.created:
+            work.left = True
+        else:
+            entry.counted = find_count(entry.row.state)  # the map does not count it
+    differs, news = _compare(board, work, stored)
     # The counts that these elements change are added to the map when they are written; then the map is marked again.
     if work.group is not None and not stored.row.opened and head.row.ending is None and not work.group.is_decided:
         inputs: tuple[MapInput, ...] = ()
     elif head.plan.structure.follows is None or head.row.ending is not None:
-        stored, inputs = find_inputs(board.connection, head, stored, board.context.now_us)
+        stored, inputs = find_inputs(board.connection, work, stored, board.context.now_us)
+        # What was cleared is counted after the step: until then the map must not seem to be done.
+        inputs = (*news, *(one for one in inputs if not (differs and isinstance(one, SourceEnded))))
     else:
         stored, inputs = find_followed_inputs(board, work, stored)
     policy, left, stops = get_policy(head, stored.limits), work.left, False
@@ -164,7 +176,9 @@ def _step(board: Board, work: MapWork, maps: Mapping[int, StoredMap]) -> None:
         holds = _step_parts(board, work.group, stored, maps, counts, inputs, holds=removes)
     if holds and stored.row.done:
         stored = stored._replace(row=stored.row._replace(told=before.told))
-    left = left or missing > 0 or kept > 0 or stops or removes
+    # Once the sources are known, and after each part, more elements may be compared.
+    left = left or missing > 0 or kept > 0 or stops or removes or bool(work.comparing)
+    left = left or (stored.row.compared is not None and stored.sources != maps[head.id].sources)
     swept = stored.swept or (work.sweeps and not work.left)
     # A map that has closed, whatever stopped it, cuts no further chunk.
     due_us = None if stored.row.closed else stored.due_us
@@ -174,6 +188,30 @@ def _step(board: Board, work: MapWork, maps: Mapping[int, StoredMap]) -> None:
         board.context.bells.add(Channel.SCHEDULER)
     if not (holds and stored.row.done):
         _tell(board, head, stored, changed=stored.row.told != before.told)
+
+
+def _compare(board: Board, work: MapWork, stored: StoredMap) -> tuple[bool, tuple[MapInput, ...]]:
+    """Clear the elements whose items differ from those that a source gives again.
+
+    Returns:
+        Whether there are any, and what the map is fed.
+    """
+    mapped = work.head.plan.structure.mapped
+    news: tuple[MapInput, ...] = (Shortened(),) if work.is_short else ()
+    if not work.comparing or mapped is None:
+        return False, news
+    sources = read_sources(stored.sources)
+    if work.group is not None:
+        differs = clear_units(board, work.group, mapped, sources, _BY)
+    else:
+        elements = {entry.map_index: [entry] for entry in work.compared}
+        wanted = find_differing(board.connection, mapped, sources, elements)
+        entries = [entry for entry in work.compared if entry.map_index in wanted]
+        triggerers = board.find_triggerers(entries)
+        for entry in entries:
+            board.give(entry, Clear(triggerer=triggerers.get(entry.id)), _BY)
+        differs = bool(entries)
+    return differs, news if differs else (Compared(work.comparing.stop), *news)
 
 
 def _step_parts(
@@ -188,6 +226,9 @@ def _step_parts(
 ) -> bool:
     """Have the maps of the tasks of a group follow it; return whether the group and its tasks may not end yet."""
     outcome = next((given.outcome for given in inputs if isinstance(given, SourceEnded)), None)
+    again: dict[str, int] = {}
+    if any(isinstance(given, SourceAgain) for given in inputs):
+        again = {name: count_failed(board.connection, part, stored.row.created) for name, part in group.parts.items()}
     marked: dict[str, int] = {}
     if any(isinstance(given, SourceMarked) for given in inputs):
         marked = {name: count_failed(board.connection, part, stored.row.created) for name, part in group.parts.items()}
@@ -195,7 +236,7 @@ def _step_parts(
     recounted = _recount(board.connection, group, maps)
     if recounted and stored.row.upstream_failed > count_failed(board.connection, group.head, stored.row.created):
         outcome = TaskOutcome.UPSTREAM_FAILED  # of a source; the maps that are open count it already
-    after = follow_units(group, stored, before, counts, outcome, marked, recounted)
+    after = follow_units(group, stored, before, counts, outcome, marked, recounted, again)
     if group.head.row.ending is not None and group.head.row.ending.state is TaskState.NONE:
         # The group and its tasks start over together.
         endings = [after[part.id].row for part in group.parts.values() if part.row.state is TaskState.ENDING]

@@ -52,10 +52,10 @@ _WOKEN = RowSet("woken", run=int, task_id=str)
 _LIMITS = ("max_outstanding", "max_length", "max_backlog")
 _WRITTEN = (
     "opened", "closed", "arrived", "created", "made", *_COUNTS, "told", "pending", "stop", "sources", "error", "due_us",
-    *_LIMITS,
+    "compared", *_LIMITS,
 )  # fmt: skip
 _OUTCOME_COUNTS = tuple(outcome.value for outcome in _OUTCOMES)
-_NULLABLE = ("stop", "sources", "error", "due_us")
+_NULLABLE = ("stop", "sources", "error", "due_us", "compared")
 _NO_END = 1 << 62
 
 
@@ -259,7 +259,7 @@ def _has_work(given: FromClause, new: Mapping[str, ColumnElement[int]]) -> Colum
     is_open = new["waiting"] + new["unfinished"] + new["retrying"] > zero
     done = and_(_MAP.closed == one, has_all, ~is_open)
     frees = or_(given.c.unfinished < zero, given.c.retrying < zero, given.c.waiting > zero)
-    has_more = or_(new["waiting"] > zero, _MAP.closed == zero, _MAP.created < _MAP.arrived)
+    has_more = or_(new["waiting"] > zero, _MAP.closed == zero, _MAP.created != _MAP.arrived)
     own = and_(given.c.part == zero, or_(given.c.failed != zero, and_(frees, has_more)))
     return or_(_MAP.opened == zero, *kinds, done, own)
 
@@ -344,9 +344,11 @@ def _rows(dialect: str, locks: bool) -> Select[Any]:
 
 def _read(values: Iterable[Any]) -> StoredMap:
     task, run, task_id, opened, closed, arrived, created, made, *counts = values
-    *counts, told, pending, stop, sources, error, due_us, outstanding, length, backlog = counts
+    *counts, told, pending, stop, sources, error, due_us, compared, outstanding, length, backlog = counts
     said, follows = read_told(told)
-    row = MapRow(bool(opened), bool(closed), arrived, created, *counts)._replace(stop=stop, told=said)
+    row = MapRow(bool(opened), bool(closed), arrived, created, *counts)._replace(
+        stop=stop, told=said, compared=compared
+    )
     limits = DEFAULT_LIMITS if outstanding is None else MapLimits(outstanding, length, backlog)
     swept, keeps = bool(told & _SWEPT), bool(told & _KEEPS)
     return StoredMap(task, run, task_id, row, follows, swept, keeps, made, pending, sources, error, limits, due_us)
@@ -364,6 +366,7 @@ def write_map(connection: Connection, stored: StoredMap) -> None:
         "sources": stored.sources,
         "error": stored.error,
         "due_us": stored.due_us,
+        "compared": row.compared,
         "max_outstanding": stored.limits.max_outstanding,
         "max_length": stored.limits.max_map_length,
         "max_backlog": stored.limits.max_backlog,

@@ -35,7 +35,7 @@ _NAMED = RowSet("named", run=int, task_id=str, map_index=int)
 #: The columns that nearly every transition changes, and those that few transitions change.
 _MOVING = (
     "state", "epoch", "tries", "session_id", "deadline_us", "next_due_us", "pending", "since_us", "started_us",
-    "ended_us", "claim_request",
+    "ended_us", "claim_request", "items_digest",
 )  # fmt: skip
 _REST = (
     "tries_before", "max_tries", "lost", "due_us", "resume_method", "resume_kwargs", "resume_payload", "tallies",
@@ -119,6 +119,7 @@ class TaskEntry:
         "error",
         "id",
         "is_counted",
+        "items_digest",
         "map_index",
         "pending",
         "plan",
@@ -139,6 +140,7 @@ class TaskEntry:
         (
             self.id, _, self.task_id, self.map_index,
             state, epoch, tries, session, deadline_us, _, pending, since_us, started_us, ended_us, claim_request,
+            digest,
             tries_before, max_tries, lost, due_us, method, kwargs, payload, tallies, skip_votes, skips, _, error,
             ending_outcome, block, block_us, stream_epoch, stream_due_us, stream_paused, triggerer,
         ) = row  # fmt: skip
@@ -166,10 +168,12 @@ class TaskEntry:
         self.started_us: int | None = started_us
         self.ended_us: int | None = ended_us
         self.claim_request: int | None = claim_request
+        #: The digest of the items with which the last attempt of an element started.
+        self.items_digest: int | None = digest
         self.error: str | None = error
         self.changed = self.tallied = False
         #: The stored values of `_REST`.
-        self.rest: tuple[int | str | None, ...] = tuple(row[15:])
+        self.rest: tuple[int | str | None, ...] = tuple(row[16:])
 
     @property
     def name(self) -> str:
@@ -196,7 +200,7 @@ class TaskEntry:
         row = self.row
         return (
             self.id, row.state.value, row.epoch, row.tries, row.session, row.deadline_us, row.next_due_us, self.pending,
-            self.since_us, self.started_us, self.ended_us, self.claim_request,
+            self.since_us, self.started_us, self.ended_us, self.claim_request, self.items_digest,
         )  # fmt: skip
 
     def build_rest(self) -> tuple[int | str | None, ...]:
