@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from tidemill.core.tasks.inputs import Channel
+from tidemill.runtime.store_clock import STORE_CLOCK, read_elapsed_us
 from tidemill.store.batches import find_dialect
 from tidemill.store.ciphers import Cipher
 from tidemill.store.statements import CLOCK, execute_text
@@ -60,7 +61,10 @@ class CallContext:
 def read_now(connection: Connection) -> int:
     """Return the database's time in UTC microseconds since the epoch; for SQLite, the time of this machine."""
     if find_dialect(connection) == "postgresql":
-        return int(execute_text(connection, _NOW)[0][0])
+        asked_us = read_elapsed_us()
+        now_us = int(execute_text(connection, _NOW)[0][0])
+        STORE_CLOCK.note(now_us, asked_us)
+        return now_us
     return time.time_ns() // 1000
 
 

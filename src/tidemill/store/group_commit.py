@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -25,6 +24,7 @@ from tidemill.core.retry import JITTER_BITS
 from tidemill.core.triggers.event_plan import EventRefusal, EventRefused, NewEvent, StoreOutcome
 from tidemill.core.triggers.group_commit import CommitLimits, GroupCommit, GroupCommitBatch, ProducerStanding
 from tidemill.runtime.log.setup import throttle
+from tidemill.runtime.store_clock import STORE_CLOCK
 
 log = structlog.get_logger(__name__)
 
@@ -131,7 +131,7 @@ class EventStore:
             done: Called once on the loop with the outcome.
             ending: How the event ends the task that waits for it, encoded; None: it does not.
         """
-        event = NewEvent(trigger_id, token, payload, identity, time.time_ns() // 1000, ending)
+        event = NewEvent(trigger_id, token, payload, identity, STORE_CLOCK.now_us(), ending)
         size_bytes = len(payload) + len(ending or "") + _EVENT_BYTES
         self._machine.add(_Entry(event, done), size_bytes, self._loop.time())
         if self._idle is not None and self._timer is None:

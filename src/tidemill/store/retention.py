@@ -7,7 +7,6 @@ them, so that events are stored in the meantime. After a failure of the store, t
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 
 import structlog
@@ -16,6 +15,7 @@ from sqlalchemy import Connection
 from tidemill.config.sections.triggerer_settings import StoreSettings
 from tidemill.core.errors import RemoteError
 from tidemill.runtime.log.setup import throttle
+from tidemill.store.context import read_now
 from tidemill.store.database import Database
 from tidemill.store.queries.triggers.retention import BATCH_COUNT, Removed, remove_events, remove_identities
 
@@ -67,7 +67,7 @@ class Retention:
         """Remove old rows, round after round, until cancelled; return at once if the settings keep everything."""
         while self._kinds:
             try:
-                await self.remove_old(time.time_ns() // 1000)
+                await self.remove_old(await self._database.read(read_now))
             except RemoteError as error:
                 throttle(log, 600.0).warning("old rows cannot be removed from the store", error=str(error))
             await asyncio.sleep(self._round_seconds)

@@ -7,7 +7,6 @@ services continue in the meantime. After a failure of the store, the next round 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +18,7 @@ from sqlalchemy import Connection
 from tidemill.config.sections.triggerer_settings import StoreSettings
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.runtime.log.setup import throttle
+from tidemill.store.context import read_now
 from tidemill.store.database import Database
 from tidemill.store.queries.dags.items.conf_lists import remove_abandoned
 from tidemill.store.queries.dags.runs.run_retention import (
@@ -75,7 +75,7 @@ class RunRetention:
             try:
                 await self.remove_lists()
                 if self._days:
-                    await self.remove_old(time.time_ns() // 1000)
+                    await self.remove_old(await self._database.read(read_now))
             except (RemoteError, ConfigError) as error:
                 throttle(log, 600.0).warning("old runs cannot be removed from the store", error=str(error))
             except Exception:

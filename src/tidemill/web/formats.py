@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -10,6 +9,7 @@ from markupsafe import Markup
 from markupsafe import escape as escape_markup
 
 from tidemill.runtime.log.console import escape_control
+from tidemill.runtime.store_clock import STORE_CLOCK
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
@@ -116,7 +116,7 @@ def _format_moment(at: float | None, precision: str) -> Markup | str:
 
 def format_ago(at: float | None) -> str:
     """Return how long ago a time was, in words."""
-    return "–" if at is None else f"{format_duration(max(0.0, time.time() - at))} ago"
+    return "–" if at is None else f"{format_duration(max(0.0, STORE_CLOCK.now_us() / 1e6 - at))} ago"
 
 
 def make_visible(value: object) -> object:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,13 @@ from tidemill.runtime.process.table import find_marked, is_running
 from tidemill.store.database import Database
 
 _MARK = "TIDEMILL_TEST_FLEET"
+#: What Python imports at its start.
+_CLOCK = """
+import time
+read = time.time_ns
+time.time_ns = lambda: read() + {ahead} * 10**9
+time.time = lambda: time.time_ns() / 1e9
+"""
 #: Counts changes of tasks that had succeeded.
 AGAIN = """
 SELECT count(*) FROM task_journal AS a JOIN task_journal AS b ON b.task = a.task AND b.epoch > a.epoch
@@ -49,17 +57,31 @@ class Fleet:
         """Write the DAG file."""
         (self.folder / "dags" / "d.py").write_text(text)
 
-    def start(self, name: str, **settings: str) -> None:
-        """Start a service; the name begins with its kind: `worker-1`."""
-        kind = name.partition("-")[0]
+    def start(self, name: str, *, clock: int = 0, **settings: str) -> None:
+        """Start a service; the name begins with its kind: `worker-1`.
+
+        Args:
+            name: Its name.
+            clock: How far the clock of its host is ahead, in seconds.
+            settings: Environment variables.
+        """
+        command = [name.partition("-")[0], "--folder", str(self.folder / "dags")]
+        env = self._build_environment() | settings | {"WORKER_ID": name, _MARK: str(self.folder)}
+        code = prepared.TIDEMILL
+        if clock:
+            code = _CLOCK.format(ahead=clock) + code
+            env["PYTHONPATH"] = self._write_clock(name, clock)
         with open(self.folder / f"{name}.log", "ab") as output:
             self.services[name] = prepared.start(
-                [kind, "--folder", str(self.folder / "dags")],
-                cwd=self.folder,
-                stdout=output,
-                stderr=output,
-                env=self._build_environment() | settings | {"WORKER_ID": name, _MARK: str(self.folder)},
+                command, cwd=self.folder, stdout=output, stderr=output, env=env, code=code
             )
+
+    def _write_clock(self, name: str, ahead: int) -> str:
+        """Write what shifts the clocks of the processes that a service starts; return the folders of their modules."""
+        shim = self.folder / f"clock of {name}"
+        shim.mkdir(exist_ok=True)
+        (shim / "sitecustomize.py").write_text(_CLOCK.format(ahead=ahead))
+        return os.pathsep.join([str(shim), *(folder or str(Path.cwd()) for folder in sys.path)])
 
     def run(self, *words: str) -> str:
         """Run a command on the database, and return its output."""

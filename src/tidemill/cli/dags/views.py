@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,6 +13,7 @@ from tidemill.cli.triggers.triggers_view import find_last_words
 from tidemill.core.tasks.instance import format_instance
 from tidemill.core.times import format_iso, format_utc
 from tidemill.core.wording import shorten
+from tidemill.runtime.store_clock import STORE_CLOCK
 
 if TYPE_CHECKING:
     from tidemill.store.calls.callback_calls import CallbackRecord
@@ -183,7 +183,7 @@ def encode_run(run: RunRecord) -> dict[str, Any]:
 
 
 def build_run_row(run: RunRecord) -> tuple[str, ...]:
-    now_us = time.time() * 1e6
+    now_us = STORE_CLOCK.now_us()
     took = ""
     if run.started_us is not None:
         took = format_seconds(((run.ended_us or now_us) - run.started_us) / 1e6)
@@ -258,7 +258,7 @@ def format_elements(task: TaskRecord, run_started_us: int | None = None) -> str:
 
     if task.elements is None:
         return ""
-    rate = format_rate(compute_rate(task, run_started_us, time.time() * 1e6))
+    rate = format_rate(compute_rate(task, run_started_us, STORE_CLOCK.now_us()))
     return f"{format_counts(task.elements)}{f', {rate}' if rate else ''}"
 
 
@@ -271,7 +271,7 @@ def build_element_row(task: TaskRecord) -> tuple[str, ...]:
         task.label or "",
         task.state,
         f"{task.tries}/{task.max_tries}" if task.tries else "",
-        format_age(time.time() - task.since_us / 1e6),
+        format_age(STORE_CLOCK.now_us() / 1e6 - task.since_us / 1e6),
         took,
         shorten(find_last_words(task.error or ""), _MAX_SHOWN),
     )
@@ -283,7 +283,7 @@ def build_task_row(task: TaskRecord) -> tuple[str, ...]:
         format_instance(task.task_id, task.map_index),
         task.state,
         f"{task.tries}/{task.max_tries}" if task.tries else "",
-        format_age(time.time() - task.since_us / 1e6),
+        format_age(STORE_CLOCK.now_us() / 1e6 - task.since_us / 1e6),
         task.operator,
         task.pool,
         "; ".join(text for text in (format_elements(task), format_stream(task), error) if text),
@@ -308,7 +308,7 @@ def build_callback_row(callback: CallbackRecord) -> tuple[str, ...]:
         callback.name,
         "the run" if callback.task_id is None else format_instance(callback.task_id, callback.map_index),
         callback.state,
-        format_age(time.time() - (callback.ended_us or callback.created_us) / 1e6),
+        format_age(STORE_CLOCK.now_us() / 1e6 - (callback.ended_us or callback.created_us) / 1e6),
         shorten(find_last_words(callback.error or ""), _MAX_SHOWN),
     )
 
@@ -346,7 +346,7 @@ def encode_difference(difference: FileDifference) -> dict[str, Any]:
 def describe_difference(difference: FileDifference) -> str:
     """Return a line about a file that differs between hosts."""
     who = f"the {difference.kind} {difference.name} on {difference.host}"
-    age = format_age(time.time() - difference.since_us / 1e6)
+    age = format_age(STORE_CLOCK.now_us() / 1e6 - difference.since_us / 1e6)
     if difference.difference == "missing":
         return f"{difference.path}: {who} has lacked it for {age}; copy it to the DAG folder of that host"
     return f"{difference.path}: {who} has had another content for {age}; make the DAG folders equal"
@@ -368,7 +368,7 @@ def build_event_row(event: EventEnvelope) -> tuple[str, ...]:
     return (
         str(event.sequence_index),
         str(event.trigger_run_id),
-        format_age(time.time() - event.created_us / 1e6),
+        format_age(STORE_CLOCK.now_us() / 1e6 - event.created_us / 1e6),
         "last" if event.is_last else "",
         shorten(event.identity or "", _MAX_SHOWN),
         shorten(event.payload, _MAX_SHOWN),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final, cast
 
 from tidemill.core.tasks.instance import UNMAPPED, format_instance
@@ -19,6 +19,7 @@ from tidemill.dags.group_unit import GroupUnit
 from tidemill.dags.long_lists import is_mark
 from tidemill.dags.xcom_arg import RETURN_VALUE, MappedArgument
 from tidemill.runtime.json.codec import decode, encode
+from tidemill.runtime.store_clock import STORE_CLOCK
 
 #: The state of the task while each of its callbacks runs.
 _STATES: Final = {
@@ -72,7 +73,7 @@ class TaskInstance:
         self.hostname = socket.gethostname()
         self.queue = claim.queue
         self.state = "running"
-        self.start_date = datetime.now(UTC)
+        self.start_date = STORE_CLOCK.now()
         self.end_date: datetime | None = None
         if claim.callback is not None:
             self.state = _STATES.get(claim.callback.name, self.state)

@@ -29,6 +29,7 @@ from tidemill.dags.execution.element_feeder import ElementFeeder
 from tidemill.dags.execution.element_runner import ElementRunner
 from tidemill.dags.execution.elements import ElementsWait, ElementToRun, Progress
 from tidemill.dags.execution.result_keeper import ResultKeeper
+from tidemill.runtime.store_clock import STORE_CLOCK
 
 #: The number of elements that a worker of the loop runs in a row.
 _TURNS: Final = 16
@@ -142,7 +143,7 @@ class Iteration:
                     if self._ends:
                         return
                     continue
-            started_us = time.time_ns() // 1_000
+            started_us = STORE_CLOCK.now_us()
             try:
                 context, call = self._runner.find_call(part)
                 with telling(context):
@@ -193,7 +194,7 @@ class Iteration:
                 if not (self._feeder.has_parts or self._ends):
                     await more.wait()
                 continue
-            started_us = time.time_ns() // 1_000
+            started_us = STORE_CLOCK.now_us()
             try:
                 context, call = self._runner.find_call(part)
                 with telling(context):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, ClassVar, NoReturn
 
 from tidemill.core.errors import describe_error
@@ -16,6 +16,7 @@ from tidemill.dags.arguments import check_bool, check_choice, check_duration
 from tidemill.dags.exceptions import DagError, SensorTimeout, TaskDeferred, TaskFailed, TaskSkipped
 from tidemill.dags.operator import BaseOperator
 from tidemill.dags.sensors.attributes import find_changed, write_attributes
+from tidemill.runtime.store_clock import STORE_CLOCK
 from tidemill.triggers.base import BaseTrigger, StartTriggerArgs
 from tidemill.triggers.builtin.temporal import DateTimeTrigger
 
@@ -98,7 +99,7 @@ class BaseSensorOperator(BaseOperator):
 
     def execute(self, context: Any) -> Any:
         """Poke for the first time."""
-        return self._look(context, datetime.now(UTC), 1, {})
+        return self._look(context, STORE_CLOCK.now(), 1, {})
 
     def look_again(
         self,
@@ -134,7 +135,7 @@ class BaseSensorOperator(BaseOperator):
             )
         if found:
             return found.xcom_value if isinstance(found, PokeReturnValue) else None
-        now = datetime.now(UTC)
+        now = STORE_CLOCK.now()
         left = (started + timedelta(seconds=self.timeout) - now).total_seconds()
         if left <= 0:
             self.fail_timeout(now - started)

@@ -9,6 +9,7 @@ from zoneinfo import ZoneInfo
 from tidemill.dags.arguments import check_duration
 from tidemill.dags.exceptions import DagError, SensorTimeout, TaskSkipped
 from tidemill.dags.sensors.base import BaseSensorOperator
+from tidemill.runtime.store_clock import STORE_CLOCK
 from tidemill.triggers.base import BaseTrigger, StartTriggerArgs
 from tidemill.triggers.builtin.temporal import DateTimeTrigger, LaterTrigger, TimeOfDayTrigger
 
@@ -24,7 +25,7 @@ class _MomentSensor(BaseSensorOperator):
 
     def execute(self, context: Any) -> Any:
         """Defer until that time; return at once if it has passed."""
-        moment, now = self.find_moment(context), datetime.now(UTC)
+        moment, now = self.find_moment(context), STORE_CLOCK.now()
         if moment <= now:
             return None
         if moment - now > timedelta(seconds=max(self.timeout, 1.0)):

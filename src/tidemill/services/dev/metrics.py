@@ -20,6 +20,7 @@ from tidemill.runtime.loop.durations import DURATION_BOUNDS
 from tidemill.runtime.loop.loop_calls import await_on_loop
 from tidemill.runtime.metrics.definitions import Definition, Kind
 from tidemill.runtime.metrics.families import Distribution, Family
+from tidemill.runtime.store_clock import STORE_CLOCK
 from tidemill.store.calls.call import Call
 from tidemill.store.calls.count_calls import CountStore, StoreCounts
 from tidemill.store.calls.dag_calls import DagRecord, ListDags
@@ -216,7 +217,7 @@ class DagMetrics:
             TimeoutError: The store does not answer.
         """
         counts, pools, dags = await_on_loop(self._loop, self._ask(), _SECONDS)
-        return list(self._build(counts, pools, find_delay(dags, time.time_ns() // 1000)))
+        return list(self._build(counts, pools, find_delay(dags, STORE_CLOCK.now_us())))
 
     async def _ask(self) -> tuple[StoreCounts, tuple[PoolRecord, ...], list[DagRecord]]:
         dags: list[DagRecord] = []

@@ -47,7 +47,7 @@ async def _release_parts(release: Callable[[], Awaitable[int]]) -> int:
 
 
 async def note_stopping(store: StoreCalls, session: int) -> None:
-    """Record that a service stops in order, if the store can be reached; if it is killed now, no trigger is blamed."""
+    """Record that a service stops in order, if the store can be reached; if it is killed now, no loss is counted."""
     with contextlib.suppress(TidemillError, TimeoutError):
         async with asyncio.timeout(_NOTE_SECONDS):
             await store.call(StopSession(session))

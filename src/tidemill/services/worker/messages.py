@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from tidemill.core.store_clock import ClockReading
 from tidemill.core.tasks.endings import AttemptEnding
 from tidemill.runtime.framing import add_length
 from tidemill.store.calls.call import Call, find_answer_type
@@ -56,10 +57,17 @@ class ForkedTask(msgspec.Struct, frozen=True):
 
 
 class AttemptOrder(msgspec.Struct, frozen=True, tag=True):
-    """Run an attempt. `reuses`: the process may run others afterwards, and checks what this one leaves behind."""
+    """Run an attempt.
+
+    Attributes:
+        attempt: The attempt.
+        reuses: Whether the process may run others afterwards, and checks what this one leaves behind.
+        clock: The worker's reading of the store's clock; None: it has none.
+    """
 
     attempt: ClaimedAttempt
     reuses: bool = False
+    clock: ClockReading | None = None
 
 
 class StoreAnswered(msgspec.Struct, frozen=True, tag=True):

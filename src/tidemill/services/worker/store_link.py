@@ -10,6 +10,8 @@ from typing import TypeVar
 from tidemill.core.errors import RemoteError, TidemillError
 from tidemill.core.retry import JITTER_BITS, Backoff
 from tidemill.core.tasks.inputs import Channel
+from tidemill.runtime.store_clock import read_elapsed_us
+from tidemill.services.sessions.beats import note_clock
 from tidemill.store.calls.call import Call, CallRefusedError
 from tidemill.store.calls.service_calls import BeatSession
 from tidemill.store.database import StoreCalls
@@ -62,8 +64,12 @@ async def beat(calls: StoreCalls, session: int, measure: Callable[[], dict[str, 
     """
     loop = asyncio.get_running_loop()
     lag = 0.0
-    while await call_unfenced(calls, BeatSession(session, {**measure(), "lag_seconds": lag})):
+    while True:
+        asked_us = read_elapsed_us()
+        now_us = await call_unfenced(calls, BeatSession(session, {**measure(), "lag_seconds": lag}))
+        if not now_us:
+            raise WorkerFencedError("the store has ended this worker")
+        note_clock(now_us, asked_us)
         due = loop.time() + beat_seconds
         await asyncio.sleep(beat_seconds)
         lag = loop.time() - due
-    raise WorkerFencedError("the store has ended this worker")

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from typing import Any
 
 import structlog
@@ -23,6 +22,7 @@ from tidemill.config.known_secrets import KnownSecrets
 from tidemill.core.errors import InvariantError, RemoteError
 from tidemill.core.tasks.endings import AttemptEnding, Failure, Loss
 from tidemill.core.tasks.worker_slots import Attempt, Key
+from tidemill.runtime.store_clock import STORE_CLOCK
 from tidemill.services.worker.endings import report_callback
 from tidemill.services.worker.event_taker import EventTaker
 from tidemill.services.worker.file_secrets import FileSecrets
@@ -268,7 +268,7 @@ class Worker:
         self._went_on.discard(running.attempt.key)
         if isinstance(result, Failure):
             result = self._secrets.mask_failure(running.attempt.file, result)
-        parts = running.log.finish(time.time_ns() // 1000)
+        parts = running.log.finish(STORE_CLOCK.now_us())
         self._budget.note_finished(running.log)
         self._wake.set()
         if result is None:

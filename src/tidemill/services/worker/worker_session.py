@@ -20,6 +20,7 @@ from tidemill.core.tasks.worker_slots import WorkerLimits
 from tidemill.runtime.process.service_signals import finish_or_stop
 from tidemill.services.sessions.beginning import identify_request
 from tidemill.services.sessions.lease import ServiceLease
+from tidemill.services.sessions.releasing import note_stopping
 from tidemill.services.worker.store_link import beat, call_unfenced
 from tidemill.services.worker.worker import Worker
 from tidemill.services.worker.worker_config import WorkerConfig
@@ -96,7 +97,7 @@ class WorkerSession:
         )
         self._on_ready()
         worker = Worker(session, config, self._store, self._store.doorbell, self._zygote, self._secrets)
-        await self._serve(worker, stop)
+        await self._serve(worker, session, stop)
         try:
             await asyncio.wait_for(self._store.call(EndSession(session)), _LAST_SECONDS)
         except (TimeoutError, RemoteError) as error:
@@ -122,7 +123,7 @@ class WorkerSession:
             await asyncio.wait(tasks)
         return session
 
-    async def _serve(self, worker: Worker, stop: asyncio.Event) -> None:
+    async def _serve(self, worker: Worker, session: int, stop: asyncio.Event) -> None:
         """Run the worker until the stop; then let tasks run for a while, and return the others to the queue."""
         running = asyncio.ensure_future(worker.run())
         stopping = asyncio.ensure_future(stop.wait())
@@ -130,7 +131,10 @@ class WorkerSession:
             await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not running.done():
                 worker.drain()
+                # What manages services may kill this one before its tasks have ended.
+                noting = asyncio.ensure_future(note_stopping(self._store, session))
                 await asyncio.wait({running}, timeout=self._drain_seconds)
+                await noting
             if not running.done():
                 log.warning("tasks are still running; queueing them again", tasks=worker.processes.running)
                 worker.end_all()

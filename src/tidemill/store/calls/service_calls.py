@@ -7,6 +7,8 @@ are microseconds, and user values are texts of `runtime.json.codec`.
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from tidemill.core.tasks.backlog import MAX_BACKLOG
@@ -61,9 +63,15 @@ class CheckKey(Call[None], frozen=True):
     """
 
 
+#: The answer to a heartbeat if the store reads the clock of this machine.
+OWN_CLOCK: Final = 1
+
+
 @answered_by("sessions.services:beat_service_session")
-class BeatSession(Call[bool], frozen=True):
-    """Send a heartbeat; False: another process has ended the session, and the service must stop at once.
+class BeatSession(Call[int], frozen=True):
+    """Send a heartbeat; return the store's time, in UTC microseconds since the epoch, or `OWN_CLOCK`.
+
+    0: another process has ended the session, and the service must stop at once.
 
     Attributes:
         session: The service session.

@@ -1,7 +1,7 @@
 """Triggers that wait for a point in time.
 
-The wall clock decides. It is read at least once a minute, so a clock change or a suspended machine is noticed soon. A
-trigger never fires early.
+The clock of the store decides, or without one the clock of the host. It is read at least once a minute, so a clock
+change or a suspended machine is noticed soon. A trigger never fires early.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 from tidemill.core.plain_times import make_plain_duration, make_plain_moment
+from tidemill.runtime.store_clock import STORE_CLOCK
 from tidemill.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
 #: The longest sleep before the clock is read again.
@@ -20,7 +21,7 @@ LOOK_SECONDS: Final = 60.0
 
 
 def _now() -> datetime:
-    return datetime.now(UTC)
+    return STORE_CLOCK.now()
 
 
 async def wait_until(

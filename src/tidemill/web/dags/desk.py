@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import time
 import zlib
 from collections.abc import Sequence
 from typing import TypeVar
@@ -17,6 +16,7 @@ from tidemill.core.tasks.instance import UNMAPPED, format_instance
 from tidemill.core.tasks.structure import DagStructure
 from tidemill.runtime.json.codec import EncodingError, encode
 from tidemill.runtime.log.task_lines import decode_lines
+from tidemill.runtime.store_clock import STORE_CLOCK
 from tidemill.services.conf_lists import check_values, list_mapped_params
 from tidemill.services.dev.web_ui import WatchedDags
 from tidemill.store.calls.call import Call, CallRefusedError, Listed, RefusalKind
@@ -81,7 +81,7 @@ def describe_run(run: RunRecord) -> models.DagRunView:
 def _describe_counts(task: TaskRecord, run: RunRecord) -> models.MapCountsView | None:
     if task.elements is None:
         return None
-    rate = compute_rate(task, run.started_us, time.time() * _MICRO)
+    rate = compute_rate(task, run.started_us, STORE_CLOCK.now_us())
     return models.MapCountsView(**msgspec.structs.asdict(task.elements), rate=rate)
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from collections.abc import Iterable
 
 import structlog
 
 from tidemill.config.known_secrets import KnownSecrets
 from tidemill.runtime.log.task_lines import TaskLine, WrittenLine
+from tidemill.runtime.store_clock import STORE_CLOCK
 from tidemill.services.worker.logs.logs import AttemptLog
 from tidemill.store.calls.task_calls import AppendLog
 from tidemill.store.calls.trigger_calls import ClaimedTrigger
@@ -150,4 +150,4 @@ class TaskLogs:
 
 
 def _now_us() -> int:
-    return time.time_ns() // 1000
+    return STORE_CLOCK.now_us()

@@ -25,6 +25,8 @@ from tidemill.core.triggers.fair_share import HeldUnit, TriggererLoad, choose_mo
 from tidemill.core.triggers.lifecycle import CancelReason
 from tidemill.core.triggers.task_triggers import HAND_OVER, ClaimKey, TaskEnd, TaskTriggers
 from tidemill.runtime.log.setup import throttle
+from tidemill.runtime.store_clock import read_elapsed_us
+from tidemill.services.sessions.beats import note_clock
 from tidemill.services.sessions.lease import ServiceLease
 from tidemill.services.triggerer.tasks.call_events import CallEvents
 from tidemill.services.triggerer.tasks.logs import TaskLog, TaskLogs
@@ -367,9 +369,12 @@ class TaskSource:
             began = self._clock()
             try:
                 measures = {"triggers": float(self.triggers.running), "lag_seconds": lag}
-                if not await self._calls.call(BeatSession(self._session, measures)):
+                asked_us = read_elapsed_us()
+                now_us = await self._calls.call(BeatSession(self._session, measures))
+                if not now_us:
                     self.ended.set()
                     return
+                note_clock(now_us, asked_us)
                 self._confirmed_at, pause = began, self._lease.beat_seconds
                 self._confirmation.set()
             except RemoteError as error:

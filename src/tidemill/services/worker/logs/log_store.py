@@ -6,13 +6,13 @@ Invariants: one call is in flight at a time; parts are kept until the store has 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable
 
 import structlog
 
 from tidemill.core.errors import RemoteError
 from tidemill.runtime.log.setup import throttle
+from tidemill.runtime.store_clock import STORE_CLOCK
 from tidemill.services.worker.logs.logs import AttemptLog
 from tidemill.store.calls.task_calls import AppendLog
 from tidemill.store.calls.worker_calls import LogPart
@@ -77,7 +77,7 @@ class LogStore:
 
     def _take(self) -> None:
         self._written = False
-        now_us = time.time_ns() // 1000
+        now_us = STORE_CLOCK.now_us()
         for each in self._list_logs():
             if each.has_lines:
                 self._parts += each.take(now_us)

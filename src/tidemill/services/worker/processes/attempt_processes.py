@@ -35,6 +35,7 @@ from tidemill.core.tasks.worker_slots import (
     StartProcess,
     WorkerSlots,
 )
+from tidemill.runtime.store_clock import STORE_CLOCK
 from tidemill.services.worker.attempt_signals import END_SIGNAL, KILL_SIGNAL, TIMEOUT_SIGNAL
 from tidemill.services.worker.endings import explain_end
 from tidemill.services.worker.logs.logs import AttemptLog
@@ -248,7 +249,7 @@ class AttemptProcesses:
                     if (handle := self._handles.get(number)) is not None:
                         running = self._running[attempt.key]
                         handle.log = running.log
-                        handle.tell(AttemptOrder(running.claim, attempt.reuses))
+                        handle.tell(AttemptOrder(running.claim, attempt.reuses, STORE_CLOCK.reading))
                 case GoOn(number):
                     self._go_on(number)
                 case Interrupt(number, why):

@@ -11,7 +11,6 @@ import contextlib
 import os
 import signal
 import socket
-import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
@@ -20,6 +19,7 @@ import structlog
 
 from tidemill.runtime.framing import FrameSplitter
 from tidemill.runtime.log.task_lines import WrittenLine
+from tidemill.runtime.store_clock import STORE_CLOCK
 from tidemill.services.worker.logs.logs import AttemptLog
 from tidemill.services.worker.messages import (
     MAX_MESSAGE_BYTES,
@@ -281,7 +281,7 @@ class TaskHandle:
             os.close(self._outputs.pop(source))
             return 0
         if self.log is not None:
-            self.log.add_output(source, chunk, time.time_ns() // 1000)
+            self.log.add_output(source, chunk, STORE_CLOCK.now_us())
             self._note_written(had)
         return len(chunk)
 

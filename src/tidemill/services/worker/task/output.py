@@ -17,12 +17,12 @@ import logging
 import os
 import socket
 import sys
-import time
 from typing import Any, BinaryIO
 
 import msgspec
 
 from tidemill.runtime.log.task_lines import STREAM_LEVELS
+from tidemill.runtime.store_clock import STORE_CLOCK
 
 #: Maximum number of characters per packet; longer texts are sent in pieces, which the worker joins.
 _MAX_CHARS = 16_384
@@ -40,7 +40,7 @@ class Lines:
 
     def write(self, level: str, source: str, text: str, time_us: int = 0) -> None:
         """Send an entry; blocks if the worker does not keep up."""
-        time_us = time_us or time.time_ns() // 1000
+        time_us = time_us or STORE_CLOCK.now_us()
         if len(text) <= _MAX_CHARS:
             self._send((time_us, level, source, text))
             return
@@ -53,7 +53,7 @@ class Lines:
     def write_piece(self, level: str, source: str, text: str, *, ended: bool) -> None:
         """Send a piece of a line. `ended` tells whether it is the last piece."""
         stream = f"{os.getpid()}.{source}"
-        time_us = time.time_ns() // 1000
+        time_us = STORE_CLOCK.now_us()
         for start in range(0, len(text), _MAX_CHARS):
             self._send((time_us, level, source, text[start : start + _MAX_CHARS], stream))
         if ended:
@@ -137,7 +137,8 @@ class LineHandler(logging.Handler):
             text = self.format(record)
         except Exception as error:  # the arguments do not fit the format, or their `__str__` raises
             text = f"{record.msg!r} cannot be formatted: {type(error).__name__}: {error}"
-        self._lines.write(record.levelname.lower(), record.name, text, int(record.created * 1e6))
+        time_us = STORE_CLOCK.correct_us(int(record.created * 1e6))
+        self._lines.write(record.levelname.lower(), record.name, text, time_us)
 
 
 class TaskOutput:

@@ -38,6 +38,7 @@ from tidemill.dags.file_errors import explain_file_error
 from tidemill.dags.loading import LoadedFile, digest_file, load_file
 from tidemill.dags.opened_files import sign_file
 from tidemill.runtime.framing import FrameSplitter
+from tidemill.runtime.store_clock import STORE_CLOCK
 from tidemill.services.worker.attempt_signals import END_SIGNAL, TIMEOUT_SIGNAL
 from tidemill.services.worker.messages import (
     MAX_MESSAGE_BYTES,
@@ -146,7 +147,8 @@ class TaskProcess:
             self._load()
             while True:
                 match decode_order(self._receive()):
-                    case AttemptOrder(attempt, reuses):
+                    case AttemptOrder(attempt, reuses, clock):
+                        STORE_CLOCK.reading = clock
                         self._tell(self._run(attempt, reuses))
                     case Leave():
                         return 0

@@ -32,6 +32,7 @@ from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.batches import find_dialect
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.calls.service_calls import (
+    OWN_CLOCK,
     PART,
     BeatSession,
     BeginSession,
@@ -126,10 +127,13 @@ def _find_begun(connection: Connection, request: BeginSession) -> int | None:
     return None if begun is None else int(begun)
 
 
-def beat_service_session(connection: Connection, request: BeatSession, context: CallContext) -> bool:
+def beat_service_session(connection: Connection, request: BeatSession, context: CallContext) -> int:
     """Record a heartbeat; see `BeatSession`."""
     held = request.measures.get("triggers")
-    return beat_session(connection, request.session, context.now_us, held=None if held is None else int(held))
+    number = None if held is None else int(held)
+    if not beat_session(connection, request.session, context.now_us, held=number):
+        return 0
+    return context.now_us if find_dialect(connection) == "postgresql" else OWN_CLOCK
 
 
 def check_session(connection: Connection, number: int, context: CallContext | None = None) -> None:
@@ -283,8 +287,7 @@ def release_held(
     rows = connection.execute(select(service_session).where(_SESSION.id.in_(sessions))).all()
     clean = {row.id for row in rows if is_clean or row.stopping}
     count = _lose_tasks(connection, sessions, clean, context)
-    held = and_(task_callback.c.session_id.in_(sessions), task_callback.c.state == "running")
-    count += connection.execute(update(task_callback).where(held).values(build_lost_callback(context.now_us))).rowcount
+    count += _lose_callbacks(connection, sessions, clean, context)
     context.bells |= {Channel.WORKER, Channel.TRIGGERER}
     trials = [row.id for row in rows if row.trial]
     triggers = _lock_held(connection, sessions, trials)
@@ -345,6 +348,26 @@ def _build_loss(number: int, *, is_clean: bool) -> Callable[[int], Input]:
         return Returned(epoch, f"s{number}") if is_clean else Lost(epoch, draw_bits(), f"s{number}")
 
     return build
+
+
+def _lose_callbacks(
+    connection: Connection, sessions: Sequence[int], clean: Collection[int], context: CallContext
+) -> int:
+    count = 0
+    for numbers, values in (
+        ([one for one in sessions if one in clean], build_returned_callback()),
+        ([one for one in sessions if one not in clean], build_lost_callback(context.now_us)),
+    ):
+        if numbers:
+            held = and_(task_callback.c.session_id.in_(numbers), task_callback.c.state == "running")
+            count += connection.execute(update(task_callback).where(held).values(values)).rowcount
+    return count
+
+
+def build_returned_callback() -> dict[str, object]:
+    """Return the update of a callback whose worker was told to stop: run it again."""
+    due = case((task_callback.c.name == ON_KILL, "kill"), else_="due")
+    return {"state": due, "session_id": None, "claim_request": None}
 
 
 def build_lost_callback(now_us: int) -> dict[str, object]:

@@ -35,7 +35,7 @@ from tidemill.store.queries.dags.streams.marks import find_ready
 from tidemill.store.queries.dags.values.xcoms import find_fault
 from tidemill.store.queries.dags.views.task_logs import store_log_parts
 from tidemill.store.queries.isolation import is_fault_of_content, isolate
-from tidemill.store.queries.sessions.services import build_lost_callback, lock_session
+from tidemill.store.queries.sessions.services import build_lost_callback, build_returned_callback, lock_session
 from tidemill.store.queries.triggers.triggers import make_storable
 from tidemill.store.statements import Statement
 
@@ -239,7 +239,7 @@ def _build_callback_update(session: int, one: CallbackReport, now_us: int) -> Up
     columns = task_callback.c
     mine = and_(columns.id == one.id, columns.session_id == session, columns.state == "running")
     if one.returned:
-        return update(task_callback).where(mine).values(state="due", session_id=None, claim_request=None)
+        return update(task_callback).where(mine).values(build_returned_callback())
     if one.lost:
         return update(task_callback).where(mine).values(build_lost_callback(now_us))
     state = "done" if one.error is None else "failed"
