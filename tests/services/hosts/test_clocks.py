@@ -20,9 +20,9 @@ from tests.store.dags import Player, dag, task
 from tests.store.server import PostgresServer
 from tests.triggers.builtin.triggers_contract import fired
 from tests.until import until
-from tidemill.config.triggerer_settings import StoreSettings
 
 import tidemill
+from tidemill.config.sections.triggerer_settings import StoreSettings
 from tidemill.dags import TimeDeltaSensor
 from tidemill.runtime.log.task_lines import decode_lines
 from tidemill.runtime.store_clock import STORE_CLOCK
