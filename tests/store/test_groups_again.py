@@ -167,7 +167,7 @@ async def test_an_element_that_does_not_exist_cannot_be_cleared(player: Player) 
             await clear(player, run, name, map_index=7)
 
 
-async def test_a_failed_generator_begins_its_group_anew(player: Player) -> None:
+async def test_the_group_over_a_failed_generator_opens_again(player: Player) -> None:
     run = await player.create(dag(task("s", is_generator=True), group(MapSource("generator", "s")), *LINE))
     source = await player.claim_one()
     await player.store.call(EmitItems(source.task, source.epoch, 0, ("1",)))
@@ -175,7 +175,7 @@ async def test_a_failed_generator_begins_its_group_anew(player: Player) -> None:
     await play(player)
     assert (await end(player, run))["G"] == "upstream_failed"
 
-    assert await clear(player, run, failed=True) == ["G", "a", "b", "c", "s", "z"]
+    assert await clear(player, run, failed=True) == ["G", "s", "z"]
     assert (await claim(player)).keys() == {"s"}
 
 

@@ -263,3 +263,34 @@ async def test_a_map_over_a_map_goes_on_with_what_it_follows(player: Player, kin
     assert await states(player, run) == ["success", "success", "removed"]
     assert await states(player, run, "f") == ["success", "success"]
     assert (await end(player, run))["run"] == "success"
+
+
+@pytest.mark.parametrize("names", [(), ("s",), ("s", "m")])
+async def test_a_failed_generator_that_is_cleared_with_what_failed_leaves_the_other_elements_alone(
+    player: Player, names: tuple[str, ...]
+) -> None:
+    run = await player.create(dag(*build("generator")))
+    source = await player.claim_one()
+    await player.store.call(EmitItems(source.task, source.epoch, 0, ("1", "2", "3")))
+    first, second, third = await player.claim()
+    await give(player, first)
+    await player.report(second, Failure("no", may_retry=False))
+    await player.report(source, Failure("no", may_retry=False))
+    await player.schedule()
+
+    cleared = await player.store.call(ClearTasks(run.dag_id, run.run_id, names, "tester", failed=True))
+    assert {"s", "m"} <= {*cleared}
+    assert ("m[1]" in cleared) == (names != ("s",))
+    claimed = {one.task_id: one for one in await player.claim()}
+    if names != ("s",):
+        await give(player, claimed["m"])
+    await feed(player, claimed["s"], "generator", ("1", "2", "3", "4"))
+    await give(player, third)
+    await play(player)
+    wanted = ["success", "failed" if names == ("s",) else "success", "success", "success"]
+    assert await states(player, run) == wanted
+    assert await tries(player, run) == [1, 1 if names == ("s",) else 2, 1, 1]
+
+
+async def tries(player: Player, run: RunRecord) -> list[int]:
+    return [one.tries for one in await list_elements(player, run, "m")]

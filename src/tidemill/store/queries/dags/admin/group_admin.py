@@ -44,7 +44,12 @@ class GroupChoice:
 
 
 def choose_in_groups(
-    board: Board, run: RunEntry, request: ClearTasks | MarkTasks, keys: list[InstanceKey], named: Collection[str]
+    board: Board,
+    run: RunEntry,
+    request: ClearTasks | MarkTasks,
+    keys: list[InstanceKey],
+    named: Collection[str],
+    reopened: Collection[str] = (),
 ) -> GroupChoice:
     """Find which tasks of mapped groups a user means, and lock them.
 
@@ -54,6 +59,7 @@ def choose_in_groups(
         request: The user's request.
         keys: The tasks that it names, and those downstream of them that it includes.
         named: The tasks that it names.
+        reopened: The groups that are open again because a source is cleared.
     """
     found = GroupChoice(list(keys))
     names = {name for _, name, _ in keys}
@@ -63,7 +69,7 @@ def choose_in_groups(
             heads = _load_heads(board, run, members)
             maps = read_maps(board.connection, [head.id for head in heads.values()], locks=False)
             stored = {name: maps[head.id] for name, head in heads.items()}
-            _choose(board, run, request, found, group, names & members, set(named), heads, stored)
+            _choose(board, run, request, found, group, names & members, set(named), heads, stored, group in reopened)
     return found
 
 
@@ -83,6 +89,7 @@ def _choose(
     named: set[str],
     heads: dict[str, TaskEntry],
     stored: dict[str, StoredMap],
+    is_reopened: bool,
 ) -> None:
     """Add what is chosen of one group, of which `chosen` are the tasks that the request includes."""
     found.keys = [key for key in found.keys if key[1] not in heads]
@@ -93,6 +100,7 @@ def _choose(
     indexes: Collection[int] = ()
     if isinstance(request, ClearTasks) and request.failed:
         whole = _has_failed_as_a_whole(group, inner, heads, stored) or _has_generator_failed(board, heads[group])
+        whole = whole and not is_reopened
         indexes = () if whole else _find_failed(board, run, inner)
     elif has_indexes and own:
         whole, indexes = False, _limit(request, row.created)

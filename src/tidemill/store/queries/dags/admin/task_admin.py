@@ -5,7 +5,7 @@ Invariants: changes by users go through the state machine like all others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 import msgspec
@@ -58,19 +58,21 @@ def clear_tasks(connection: Connection, request: ClearTasks, context: CallContex
         after = run.plan.list_downstream({name for _, name, _ in keys})
         keys = sorted({*keys, *((run.id, name, UNMAPPED) for name in after)})
     kept: set[str] = set()
+    reopened: dict[str, TaskEntry] = {}
     if request.indexes is None and request.map_index == UNMAPPED:
         if request.failed:
-            added = _list_maps_of_generators(run, keys)
+            reopened = _select_reopened(board, run, _list_maps_over(run, _find_failed(board, keys)), failed=True)
+            added = _list_maps_of_generators(run, keys) - reopened.keys()
         else:
-            added = kept = _list_maps_over(run, keys) - {name for _, name, _ in keys}
+            kept = _list_maps_over(run, keys) - {name for _, name, _ in keys}
+            reopened = _select_reopened(board, run, kept)
+            added = kept - reopened.keys()
         keys = sorted({*keys, *((run.id, name, UNMAPPED) for name in added)})
-    reopened = _select_reopened(board, run, kept)
-    keys = [key for key in keys if key[1] not in reopened]
-    chosen = choose_in_groups(board, run, request, keys, named)
+    chosen = choose_in_groups(board, run, request, keys, named, reopened.keys())
     _check_parts(run, request, chosen.parts)
     entries = _load_entries(board, run, chosen.keys, request)
     if request.failed:
-        entries = _select_failed(board, run, entries)
+        entries = _select_failed(board, run, entries, reopened.keys())
     entries = list({entry.id: entry for entry in _complete_groups(board, run, entries) + chosen.parts}.values())
     whole = [entry for entry in entries if entry.row.policy.is_map]
     refollowing = select_followers(board, run, entries)
@@ -185,21 +187,35 @@ def _list_maps_over(run: RunEntry, keys: Iterable[InstanceKey]) -> set[str]:
     }
 
 
-def _select_reopened(board: Board, run: RunEntry, names: Iterable[str]) -> dict[str, TaskEntry]:
-    """Return the heads of the maps over cleared tasks that are open again in place; the others start over."""
+def _find_failed(board: Board, keys: Iterable[InstanceKey]) -> list[InstanceKey]:
+    """Return the tasks among the given ones that failed."""
+    wanted = [key for key in keys if key[2] == UNMAPPED]
+    board.load(wanted)
+    return [key for key in wanted if (entry := board.find(*key)) is not None and entry.row.outcome in _BAD]
+
+
+def _select_reopened(
+    board: Board, run: RunEntry, names: Iterable[str], *, failed: bool = False
+) -> dict[str, TaskEntry]:
+    """Return the heads of the maps over cleared tasks that are open again in place; the others start over.
+
+    `failed`: whether failed tasks are cleared; a group with a task that failed before the group began starts over.
+    """
     wanted = sorted(names)
     members = {name: (name, *run.plan.groups.get(name, ())) for name in wanted}
     board.load((run.id, one, UNMAPPED) for name in wanted for one in members[name])
     heads = {name: head for name in wanted if (head := board.find(run.id, name)) is not None}
-    maps = read_maps(board.connection, [head.id for head in heads.values()], locks=False) if heads else {}
+    found = [head.id for name in wanted for one in members[name] if (head := board.find(run.id, one)) is not None]
+    parts = read_maps(board.connection, found, locks=False) if found else {}
     return {
         name: head
         for name, head in heads.items()
-        if head.id in maps
-        and can_reopen(head, maps[head.id])
+        if can_reopen(head, parts[head.id])
         and not any(
-            part is not None and part.row.state is TaskState.ENDING
-            for part in (board.find(run.id, one) for one in members[name])
+            part.row.state is TaskState.ENDING
+            or (failed and part.row.outcome in _BAD and not parts[part.id].row.opened)
+            for one in members[name]
+            if (part := board.find(run.id, one)) is not None
         )
     }
 
@@ -210,13 +226,16 @@ def _list_maps_of_generators(run: RunEntry, keys: Iterable[InstanceKey]) -> set[
     return {name for plan in plans if plan.structure.is_generator for name in plan.feeds}
 
 
-def _select_failed(board: Board, run: RunEntry, entries: Sequence[TaskEntry]) -> list[TaskEntry]:
+def _select_failed(
+    board: Board, run: RunEntry, entries: Sequence[TaskEntry], reopened: Collection[str]
+) -> list[TaskEntry]:
     """Return the tasks that failed; instead of a mapped task, its elements that failed, if there are any.
 
-    A task that is mapped over a generator that failed is returned as a whole: the generator starts over.
+    A task that is mapped over a generator that failed is returned as a whole, because the generator starts over, unless
+    it is among `reopened`.
     """
     failed = [(run.id, entry.task_id, UNMAPPED) for entry in entries if entry.row.outcome in _BAD]
-    whole = _list_maps_of_generators(run, failed)
+    whole = _list_maps_of_generators(run, failed) - set(reopened)
     found: list[TaskEntry] = []
     for entry in entries:
         if entry.task_id in whole:
@@ -228,7 +247,7 @@ def _select_failed(board: Board, run: RunEntry, entries: Sequence[TaskEntry]) ->
             elements = _select_counted(board, run, board.add_elements(rows))
         if elements:
             found += elements
-        elif entry.row.outcome in _BAD:
+        elif entry.row.outcome in _BAD and entry.task_id not in reopened:
             found.append(entry)
     return found
 
