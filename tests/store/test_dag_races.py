@@ -20,7 +20,15 @@ from tidemill.core.tasks.structure import MapSource, MapStructure, StartStructur
 from tidemill.store.calls.call import Call
 from tidemill.store.calls.instance_calls import ClearTasks
 from tidemill.store.calls.run_calls import CancelRun, CreateRun
-from tidemill.store.calls.service_calls import BeginSession, LoseSession, ReleaseLeft, ReportFiles, SchedulerTurn
+from tidemill.store.calls.service_calls import (
+    BeginSession,
+    ClaimFiles,
+    EndSession,
+    LoseSession,
+    ReleaseLeft,
+    ReportFiles,
+    SchedulerTurn,
+)
 from tidemill.store.calls.setting_calls import ListPools, SetPool
 from tidemill.store.calls.task_calls import EmitItems
 from tidemill.store.calls.trigger_calls import (
@@ -573,3 +581,25 @@ async def test_files_that_a_worker_reports_twice_at_once_are_stored(address: str
     await reporting
     assert await connection.fetchval("SELECT since_us > 1 FROM file_difference")
     await connection.close()
+
+
+async def test_a_file_that_a_parser_claims_which_began_during_the_claim_of_another_is_given_to_one_of_them(
+    address: str, players: list[Player]
+) -> None:
+    store = players[0].store
+    early = await store.call(BeginSession("parser", "early", "machine", "boot", 17))
+    await store.call(ClaimFiles(early, ("a.py",)))
+    await store.call(EndSession(early))
+    second = await store.call(BeginSession("parser", "second", "machine", "boot", 17))
+    connection = await asyncpg.connect(address)
+    await connection.execute("BEGIN; SELECT FROM dag_file FOR UPDATE")
+    held = HeldRuns(connection)
+    claiming = asyncio.create_task(store.call(ClaimFiles(second, ("a.py",))))
+    await held.wait_for(1)
+    # As a parser that begins now, and claims the file.
+    third = await players[1].store.call(BeginSession("parser", "third", "machine", "boot", 17))
+    await connection.execute("UPDATE dag_file SET session_id = $1", third)
+    await held.release()
+    await connection.close()
+    assert await claiming == ()
+    assert await store.call(ClaimFiles(third, ("a.py",))) == ("a.py",)

@@ -198,3 +198,14 @@ async def test_a_stream_that_is_being_handed_over_is_not_joined(database: Databa
     assert await claim(database, session, 99, 1, leaving=("s",)) == ()
     (again,) = await claim(database, session, 99, 1)
     assert (again.id, again.rests_us > 50_000_000, second.rests_us) == (first.id, True, 0)
+
+
+async def test_many_triggers_that_cannot_be_decrypted_keep_no_triggerer_from_the_rest(database: Database):
+    await defer(database, [None] * 60)
+    # The last ones are the least urgent.
+    keep = "SELECT id FROM trigger ORDER BY priority, id DESC LIMIT 4"
+    unreadable = f"UPDATE trigger SET kwargs = 'fernet:unknown' WHERE id NOT IN ({keep})"
+    await database.write(lambda connection: connection.exec_driver_sql(unreadable))
+    one = await begin(database)
+    assert len(await claim(database, one, 2)) == 2
+    assert len(await claim(database, one, 2, 2)) == 2

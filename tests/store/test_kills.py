@@ -23,6 +23,7 @@ from tidemill.store.calls.trigger_calls import (
 )
 from tidemill.store.calls.worker_calls import AttemptReport
 from tidemill.store.database import Database
+from tidemill.store.queries.sessions import kills
 
 REQUESTS = count(1)
 
@@ -156,6 +157,29 @@ async def test_one_whose_session_has_ended_leaves_it_to_another(site: Site):
     assert [one.reason for one in await site.store.call(held)] == ["hand-over"]
     (kill,) = await site.claim(other)
     assert kill.kill is not None
+
+
+async def test_one_whose_arguments_cannot_be_decrypted_waits_for_its_key_and_keeps_no_other_waiting(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(kills, "_KILLS", 2)
+    first, other = await site.begin(), await site.begin()
+    secret, readable = "UPDATE trigger SET kwargs = 'fernet:unknown'", "UPDATE trigger SET kwargs = 'plain:{}'"
+    stopped = []
+    for _ in range(4):
+        (claimed,) = await site.store.call(ClaimTriggers(first, next(REQUESTS), 10, ("default",)))
+        stopped.append(claimed.id)
+        await site.store.call(EndSession(first))
+        first = await site.begin()
+        await site.store.call(ClearTasks(site.run.dag_id, site.run.run_id, ("t",), "tester"))
+        await site.defer_again()
+    unreadable = f"{secret} WHERE id IN ({stopped[0]}, {stopped[1]}, {stopped[2]})"
+    await site.store.write(lambda connection: connection.exec_driver_sql(unreadable))
+
+    assert [one.id for one in await site.claim(other) if one.kill is not None] == stopped[3:]
+    await site.store.write(lambda connection: connection.exec_driver_sql(readable))
+    found = [one.id for _ in range(2) for one in await site.claim(first) if one.kill is not None]
+    assert found == stopped[:3], "no session that lacks the key has kept them"
 
 
 async def test_nothing_but_a_user_has_it_called(site: Site):

@@ -56,6 +56,8 @@ _RUNNING = TriggerState.RUNNING.value
 _KEYS = RowSet("keys", key=str)
 #: How often a claim retries to replace triggers that cannot be claimed now.
 _LOOKS = 20
+#: The number of triggers that a retry reads at most.
+_WIDEST = 1_000
 #: A triggerer whose last heartbeat is older than this leaves its share to the others: it may be dead.
 _FRESH_US = 12_000_000
 #: A trigger that has waited for this long is claimed even if it is the share of another triggerer.
@@ -205,12 +207,16 @@ def _choose(
     chosen: list[int] = []
     skip: set[int] = set()
     unfit: set[str] = set()
+    width = 0
     for _ in range(_LOOKS):
         room = limit - len(chosen)
         lost = _list_streams(rows) - got
         if room > 0:
             late = _TRIGGER.changed_us < context.now_us - _PATIENCE_US
-            wanted, most = (free, min(room, share)) if share > 0 else ([*free, late], min(room, _LATE))
+            wanted, most = [*free, late], min(room, _LATE)
+            if share > 0:
+                # Others may be in front that cannot be decrypted: each look is twice as wide as the last one.
+                wanted, most = free, max(min(room, share), width)
             lost |= _lock_streams_first(connection, wanted, most, skip, unfit, got)
             found = _lock_some(connection, [*wanted, _build_of_streams(got)], most, skip, unfit | lost)
             share = share if share > 0 else len(found)
@@ -234,6 +240,7 @@ def _choose(
         share -= len(taken)
         lost |= choice.unfit | divided
         skip |= unreadable | set(taken)
+        width = min(_WIDEST, 2 * len(rows)) if unreadable else 0
         unfit |= lost
         if share <= 0 or not (unreadable or lost):
             break

@@ -8,6 +8,7 @@ ends before it has said so, any triggerer claims the row, and calls `on_kill` of
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 from sqlalchemy import Connection, Select, and_, literal_column, select, tuple_, update
 
@@ -17,6 +18,7 @@ from tidemill.store.calls.trigger_calls import ClaimTriggers, KillCalled
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import task_callback
 from tidemill.store.queries.dags.state.effects import ON_KILL
+from tidemill.store.queries.sessions.claims import find_unreadable
 from tidemill.store.queries.sessions.services import check_session
 from tidemill.store.queries.triggers.cursors import IDS, build_id_rows
 from tidemill.store.queries.triggers.triggers import make_storable
@@ -25,27 +27,53 @@ from tidemill.store.tables import trigger
 _CALLBACK = task_callback.c
 #: The number of kills per claim.
 _KILLS = 100
+#: How often a claim looks for others in place of those that cannot be decrypted.
+_LOOKS = 20
 
 
-def claim_kills(connection: Connection, request: ClaimTriggers) -> dict[int, int]:
-    """Claim stopped triggers whose `on_kill` must be called; return their callbacks by trigger."""
+def claim_kills(connection: Connection, request: ClaimTriggers, context: CallContext) -> dict[int, int]:
+    """Claim stopped triggers whose `on_kill` must be called; return their callbacks by trigger.
+
+    Those whose arguments cannot be decrypted stay for a triggerer that has their key.
+    """
     mine = and_(_CALLBACK.session_id == request.session, _CALLBACK.claim_request == request.request)
     again = and_(mine, _CALLBACK.name == ON_KILL, _CALLBACK.state == "running")
-    # A literal, so that the partial index applies.
-    due = [_CALLBACK.state == literal_column("'kill'")]
-    if request.queues:
-        due.append(_CALLBACK.queue.in_(request.queues))
-    free = select(_CALLBACK.id).where(and_(*due)).order_by(_CALLBACK.queue, _CALLBACK.id).limit(_KILLS)
-    found = list(connection.execute(free.with_for_update(skip_locked=True)).scalars())
+    found = _lock_readable(connection, request, context)
     if found:
         new = {"state": "running", "session_id": request.session, "claim_request": request.request}
         connection.execute(update(task_callback).where(_CALLBACK.id.in_(found)).values(new))
-    statement = (
+    statement: Select[Any] = (
         select(trigger.c.id, _CALLBACK.id)
         .join(trigger, and_(trigger.c.task_id == _CALLBACK.task, trigger.c.epoch == _CALLBACK.epoch))
         .where(again)
     )
     return {row[0]: row[1] for row in connection.execute(statement)}
+
+
+def _lock_readable(connection: Connection, request: ClaimTriggers, context: CallContext) -> list[int]:
+    """Lock the kills that wait and whose arguments can be decrypted, up to the number of a claim."""
+    # A literal, so that the partial index applies.
+    due = [_CALLBACK.state == literal_column("'kill'")]
+    if request.queues:
+        due.append(_CALLBACK.queue.in_(request.queues))
+    statement: Select[Any] = (
+        select(trigger.c.id, trigger.c.kwargs, _CALLBACK.id.label("callback"))
+        .join(trigger, and_(trigger.c.task_id == _CALLBACK.task, trigger.c.epoch == _CALLBACK.epoch))
+        .where(and_(*due))
+        .order_by(_CALLBACK.queue, _CALLBACK.id)
+        .with_for_update(of=task_callback, skip_locked=True)
+    )
+    found: list[int] = []
+    skip: list[int] = []
+    for _ in range(_LOOKS):
+        free = statement.where(_CALLBACK.id.not_in(skip)) if skip else statement
+        rows = connection.execute(free.limit(_KILLS - len(found))).all()
+        unreadable = set(find_unreadable(rows, context))
+        found += [row.callback for row in rows if row.id not in unreadable]
+        if not unreadable or len(found) >= _KILLS:
+            break
+        skip += [row.callback for row in rows]
+    return found
 
 
 def settle_kills(

@@ -53,7 +53,7 @@ from tidemill.store.queries.dags.state.tasks import close_board, draw_bits, end_
 from tidemill.store.queries.dags.state.transition import Board
 from tidemill.store.queries.dags.streams.events import feed_maps, note_endings, note_events
 from tidemill.store.queries.dags.values.xcoms import find_fault
-from tidemill.store.queries.sessions.claims import REST_US, find_unreadable, take_free
+from tidemill.store.queries.sessions.claims import REST_US, take_free
 from tidemill.store.queries.sessions.kills import claim_kills, settle_kills
 from tidemill.store.queries.sessions.reserved_triggers import take_reserved
 from tidemill.store.queries.sessions.services import check_session, free_triggers, lock_session
@@ -85,7 +85,7 @@ def claim_task_triggers(
     if request.reserved:
         found = again or take_reserved(connection, request, context)
         return _describe_claimed(connection, found, context)
-    kills = claim_kills(connection, request) if request.kills else {}
+    kills = claim_kills(connection, request, context) if request.kills else {}
     found = again or take_free(connection, request, context)
     return (*_describe_claimed(connection, found, context), *_describe_kills(connection, kills, context))
 
@@ -125,17 +125,15 @@ def _build_description(dialect: str) -> Select[Any]:
 
 
 def _describe_kills(connection: Connection, kills: Mapping[int, int], context: CallContext) -> list[ClaimedTrigger]:
-    """Describe stopped triggers, given with their callbacks; those that cannot be decrypted wait for their key."""
+    """Describe stopped triggers, given with their callbacks."""
     if not kills:
         return []
     dialect = find_dialect(connection)
     rows = connection.execute(_build_description(dialect), IDS.build_parameters(dialect, build_id_rows(kills))).all()
-    unreadable = find_unreadable(rows, context)
     starts = describe_starts(connection, {row.task_id for row in rows if row.starts}, context)
     return [
         replace(_build_claimed(row, _build_start(row, starts.get(row.task_id)), context), kill=kills[row.id])
         for row in rows
-        if row.id not in unreadable
     ]
 
 

@@ -36,7 +36,10 @@ def claim_files(connection: Connection, request: ClaimFiles, context: CallContex
     known = set(connection.execute(select(_FILE.path).where(wanted), given).scalars())
     _add_unread(connection, sorted(set(request.paths) - known))
     free = select(_FILE.id).where(and_(wanted, is_free())).order_by(_FILE.id).with_for_update()
-    ids = list(connection.execute(free, given).scalars())
+    locked = list(connection.execute(free, given).scalars())
+    # Read again now that they are locked: a parser that began after the statement did may have claimed them meanwhile.
+    still = select(_FILE.id).where(and_(_FILE.id.in_(locked), is_free()))
+    ids = list(connection.execute(still).scalars()) if locked else []
     if ids:
         values = {"session_id": request.session, "absent": "[]"}
         connection.execute(update(dag_file).where(_FILE.id.in_(ids)).values(values))

@@ -52,11 +52,9 @@ def _describe_line(connection: Connection, name: str, include_deferred: bool) ->
     holders: list[SlotHolder] = []
     used = 0
     for condition in conditions:
-        held = _select_holders(name, condition)
-        found = connection.execute(held.order_by(held.selected_columns.slots.desc()).limit(_HOLDERS)).all()
-        holders += [SlotHolder(*row) for row in found]
-        mine = and_(_TASK.pool == name, text(condition))
-        used += connection.execute(select(func.coalesce(func.sum(_TASK.pool_slots), 0)).where(mine)).scalar_one()
+        found = connection.execute(_select_holders(name, condition)).all()
+        holders += [SlotHolder(*row[:-1]) for row in found]
+        used += found[0].used if found else 0
     holders.sort(key=lambda one: (-one.slots, one.dag_id, one.run_id, one.task_id))
     first = connection.execute(_select_first(name)).first()
     line = PoolLine(name, int(used), tuple(holders[:_HOLDERS]))
@@ -67,14 +65,32 @@ def _describe_line(connection: Connection, name: str, include_deferred: bool) ->
 
 
 def _select_holders(name: str, condition: str) -> Select[Any]:
-    mine = and_(_TASK.pool == name, text(condition.replace("state", "task_instance.state")))
-    count, slots = func.count().label("tasks"), func.sum(_TASK.pool_slots).label("slots")
-    return (
-        select(dag.c.dag_id, dag_run.c.run_id, _TASK.task_id, count, slots)
-        .join(dag_run, dag_run.c.id == _TASK.run)
-        .join(dag, dag.c.id == _TASK.dag)
+    """Select the tasks that hold most slots of a pool, and the number of slots that all tasks hold.
+
+    Names are joined to those few rows only: a pool may be held by 100,000 tasks.
+    """
+    mine = and_(_TASK.pool == name, text(condition))
+    slots = func.sum(_TASK.pool_slots)
+    groups = (
+        select(
+            _TASK.dag,
+            _TASK.run,
+            _TASK.task_id,
+            func.count().label("tasks"),
+            slots.label("slots"),
+            func.sum(slots).over().label("used"),
+        )
         .where(mine)
-        .group_by(dag.c.dag_id, dag_run.c.run_id, _TASK.task_id)
+        .group_by(_TASK.dag, _TASK.run, _TASK.task_id)
+        .order_by(slots.desc(), _TASK.run, _TASK.task_id)
+        .limit(_HOLDERS)
+        .subquery()
+    )
+    held = groups.c
+    return (
+        select(dag.c.dag_id, dag_run.c.run_id, held.task_id, held.tasks, held.slots, held.used)
+        .join(dag_run, dag_run.c.id == held.run)
+        .join(dag, dag.c.id == held.dag)
     )
 
 
