@@ -9,7 +9,17 @@ import pytest
 from sqlalchemy import update
 from tests.size import sized
 from tests.store.dags import Player, dag, encode, task
-from tests.store.history import Costs, copy_elements, copy_history, watch_costs, watch_rows
+from tests.store.history import (
+    GROWING,
+    MORE,
+    Costs,
+    copy_elements,
+    copy_history,
+    pretend_large,
+    watch_costs,
+    watch_plans,
+    watch_rows,
+)
 from tests.store.server import PostgresServer
 
 from tidemill.core.tasks.endings import Deferral, Failure, Idle, Loss, Success
@@ -419,6 +429,25 @@ async def test_no_call_reads_the_history_of_a_postgresql_store(
         await check(database, sized(2_000, 12_000), monkeypatch)
     finally:
         await database.close()
+
+
+async def test_a_kept_plan_of_postgresql_finds_each_row_by_all_columns_of_a_key(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = await open_store(await postgres.new_database())
+    try:
+        everybody = Everybody(database)
+        await everybody.run_once()
+        await everybody.do_all()
+        await copy_history(database, 20, GROWING | MORE)
+        indexes = await database.write(pretend_large)
+        with watch_plans(monkeypatch) as plans:
+            await everybody.do_all()
+    finally:
+        await database.close()
+    assert len(plans) > 150
+    faults = [(plan.said, found) for plan in plans.values() if (found := plan.find_faults(indexes))]
+    assert not faults, "\n".join(f"{' '.join(said.split())}\n    {found}" for said, found in faults)
 
 
 ELEMENTS = 5_000

@@ -15,7 +15,21 @@ from functools import cache
 from typing import Any
 
 import msgspec
-from sqlalchemy import BigInteger, Connection, FromClause, Select, Text, bindparam, cast, column, func, select
+from sqlalchemy import (
+    BigInteger,
+    BindParameter,
+    ColumnElement,
+    Connection,
+    FromClause,
+    Select,
+    Text,
+    any_,
+    bindparam,
+    cast,
+    column,
+    func,
+    select,
+)
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.types import TypeEngine
 
@@ -46,10 +60,21 @@ class RowSet:
         """Return the batch as a FROM clause with its columns and `position`, the index of each row."""
         return self._build_unnest() if dialect == "postgresql" else self._build_json_each()
 
+    def build_match(self, dialect: str, name: str, value: ColumnElement[Any]) -> ColumnElement[bool]:
+        """Return the condition that a value is in a column of the batch.
+
+        With the other columns of a key as parameters, a kept plan of PostgreSQL finds the rows by the whole key; if the
+        batch were joined, it would read all rows that have those parameters for each row of the batch.
+        """
+        if dialect == "postgresql":
+            return value == any_(self._build_array(name))
+        return value.in_(select(self.build_source(dialect).c[name]))
+
+    def _build_array(self, name: str) -> BindParameter[Any]:
+        return bindparam(f"{self._name}_{name}", type_=ARRAY(self._columns[name], dimensions=1))
+
     def _build_unnest(self) -> FromClause:
-        values = [
-            bindparam(f"{self._name}_{name}", type_=ARRAY(kind, dimensions=1)) for name, kind in self._columns.items()
-        ]
+        values = [self._build_array(name) for name in self._columns]
         columns = [column(name, kind) for name, kind in self._columns.items()]
         table = func.unnest(*values).table_valued(*columns, with_ordinality="position", name=self._name)
         return table.render_derived()

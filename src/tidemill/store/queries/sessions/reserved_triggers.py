@@ -41,7 +41,8 @@ def reserve_triggers(connection: Connection, request: ReserveTriggers, context: 
     lock_cursors(connection, request.triggers)
     given = IDS.build_parameters(find_dialect(connection), build_id_rows(request.triggers))
     wanted = select(IDS.build_source(find_dialect(connection)).c.id)
-    owned = and_(_CURSOR.trigger_id.in_(wanted), _CURSOR.session_id == request.owner)
+    # The `+ 0` keeps both databases from reading all triggers of the session.
+    owned = and_(_CURSOR.trigger_id.in_(wanted), _CURSOR.session_id + 0 == request.owner)
     new = {"session_id": request.session, "claim_request": None, "token": _CURSOR.token + 1}
     return connection.execute(update(trigger_cursor).where(owned).values(new), given).rowcount
 

@@ -7,7 +7,7 @@ so that concurrent claims and requests never split a stream between two sessions
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, and_, select, update
+from sqlalchemy import Connection, and_, literal_column, select, update
 
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.calls.trigger_calls import PlaceTriggers
@@ -15,7 +15,6 @@ from tidemill.store.context import CallContext
 from tidemill.store.queries.sessions.services import check_session, free_triggers
 from tidemill.store.queries.sessions.stream_locks import lock_streams
 from tidemill.store.queries.triggers.cursors import IDS, build_id_rows, lock_cursors
-from tidemill.store.records import TriggerState
 from tidemill.store.tables import trigger, trigger_cursor
 
 _TRIGGER, _CURSOR = trigger.c, trigger_cursor.c
@@ -47,7 +46,8 @@ def place_triggers(connection: Connection, request: PlaceTriggers, context: Call
 
 def _find_taken(connection: Connection, keys: set[str], session: int) -> set[str]:
     """Return the keys of streams that other sessions read."""
-    running = and_(_TRIGGER.stream_key.in_(sorted(keys)), _TRIGGER.state == TriggerState.RUNNING.value)
+    # A state that is a parameter would keep PostgreSQL from using the index of running streams.
+    running = and_(_TRIGGER.stream_key.in_(sorted(keys)), _TRIGGER.state == literal_column("'running'"))
     statement = (
         select(_TRIGGER.stream_key)
         .join(trigger_cursor, _CURSOR.trigger_id == _TRIGGER.id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, and_, delete, func, select, text
+from sqlalchemy import Connection, and_, delete, func, literal_column, select, text
 from sqlalchemy.dialects import postgresql, sqlite
 
 from tidemill.core.tasks.inputs import Channel
@@ -64,7 +64,7 @@ def delete_pool(connection: Connection, request: DeletePool, context: CallContex
     """Delete a pool; see `DeletePool`."""
     if request.name == DEFAULT_POOL:
         raise CallRefusedError(RefusalKind.INVALID, f"{DEFAULT_POOL} cannot be deleted; set its slots instead")
-    waiting = and_(_TASK.pool == request.name, _TASK.state == TaskState.SCHEDULED.value)
+    waiting = and_(_TASK.pool == request.name, _TASK.state == literal_column("'scheduled'"))
     if connection.execute(select(_TASK.id).where(waiting).limit(1)).first() is not None:
         raise CallRefusedError(
             RefusalKind.CONFLICT,

@@ -207,10 +207,9 @@ def _waits_for_end(plan: DagPlan, generator: str, task_id: str) -> bool:
 
 @Statement
 def _maps(dialect: str) -> Select[Any]:
-    given = _FED.build_source(dialect)
-    same = and_(_MAP.run == bindparam("of_run"), _MAP.task_id == given.c.task_id)
+    fed = and_(_MAP.run == bindparam("of_run"), _FED.build_match(dialect, "task_id", _MAP.task_id))
     columns = (_MAP.task_id, _MAP.opened, _MAP.closed, _MAP.created, _MAP.stop, _MAP.sources, _MAP.max_backlog)
-    return select(*columns, _TASK.state, _MAP.task).join(given, same).join(task_instance, _TASK.id == _MAP.task)
+    return select(*columns, _TASK.state, _MAP.task).join(task_instance, _TASK.id == _MAP.task).where(fed)
 
 
 def count_items(connection: Connection, task: int, key: str) -> int:

@@ -292,7 +292,8 @@ def _task_insert(dialect: str) -> Insert:
 
 @Statement
 def _map_insert(dialect: str) -> Insert:
-    given, columns = _MAPPED.build_source(dialect), task_instance.c
-    heads = and_(columns.run == bindparam("of_run"), columns.task_id == given.c.task_id, columns.map_index == UNMAPPED)
-    rows = select(columns.id, columns.run, columns.task_id).select_from(given.join(task_instance, heads))
+    columns = task_instance.c
+    mapped = _MAPPED.build_match(dialect, "task_id", columns.task_id)
+    heads = and_(columns.run == bindparam("of_run"), mapped, columns.map_index == UNMAPPED)
+    rows = select(columns.id, columns.run, columns.task_id).where(heads)
     return insert(task_map).from_select(["task", "run", "task_id"], rows)
