@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import itertools
+import pkgutil
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +16,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, Table, event, func, select, text
 
-from tidemill.store import statements
+from tidemill.store import queries, statements
 from tidemill.store.batches import find_dialect
 from tidemill.store.dag_tables import (
     dag_run,
@@ -328,6 +332,34 @@ def pretend_large(connection: Connection) -> Indexes:
     return Indexes(large, {name: tuple(names) for name, names in connection.execute(text(columns))})
 
 
+def plan_kept(connection: Any, said: str) -> KeptPlan:
+    """Have PostgreSQL plan a statement as it would keep it; the connection is one of the driver's."""
+    number = max((int(one) for one in re.findall(r"\$(\d+)", said)), default=0)
+    given = f"({', '.join(['NULL'] * number)})" if number else ""
+    cursor = connection.cursor()
+    cursor.execute(f"PREPARE looked_at AS {said}")
+    cursor.execute(f"EXPLAIN (FORMAT JSON, VERBOSE) EXECUTE looked_at{given}")
+    plan = KeptPlan(said, cursor.fetchall()[0][0][0]["Plan"])
+    cursor.execute("DEALLOCATE looked_at")
+    cursor.close()
+    return plan
+
+
+def plan_statements(connection: Connection, known: Mapping[str, KeptPlan]) -> dict[str, KeptPlan]:
+    """Return the kept plans of the statements that the store compiles once, without those that are known."""
+    found = {}
+    for info in pkgutil.walk_packages(queries.__path__, f"{queries.__name__}."):
+        for one in vars(importlib.import_module(info.name)).values():
+            if isinstance(one, statements.Statement):
+                variants = len(inspect.signature(one._build).parameters) - 1
+                for variant in itertools.product((False, True), repeat=variants):
+                    built: Any = one._build("postgresql", *variant)
+                    said = str(built.compile(dialect=connection.dialect))
+                    if said not in known:
+                        found[said] = plan_kept(connection.connection, said)
+    return found
+
+
 @contextmanager
 def watch_plans(patch: pytest.MonkeyPatch) -> Iterator[dict[str, KeptPlan]]:
     """Get the kept plan of each statement that PostgreSQL executes within the block in a transaction that writes."""
@@ -340,12 +372,7 @@ def watch_plans(patch: pytest.MonkeyPatch) -> Iterator[dict[str, KeptPlan]]:
         cursor = connection.cursor()
         cursor.execute("SHOW plan_cache_mode")
         if cursor.fetchone()[0] == "force_generic_plan":
-            number = max((int(one) for one in re.findall(r"\$(\d+)", said)), default=0)
-            cursor.execute(f"PREPARE looked_at AS {said}")
-            given = f"({', '.join(['NULL'] * number)})" if number else ""
-            cursor.execute(f"EXPLAIN (FORMAT JSON, VERBOSE) EXECUTE looked_at{given}")
-            plans[said] = KeptPlan(said, cursor.fetchall()[0][0][0]["Plan"])
-            cursor.execute("DEALLOCATE looked_at")
+            plans[said] = plan_kept(connection, said)
         cursor.close()
 
     def execute(connection: Connection, said: str, values: Any = ()) -> Any:

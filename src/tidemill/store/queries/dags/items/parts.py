@@ -106,10 +106,10 @@ def find_sources(connection: Connection, task: int) -> ElementSources | None:
 def _element(dialect: str) -> Select[Any]:
     same = and_(_MAP.run == _TASK.run, _MAP.task_id == _TASK.task_id)
     own = (_TASK.task_id, _TASK.map_index, _TASK.run, _MAP.task, _MAP.closed, _MAP.sources)
+    version = select(dag_run.c.version_id).where(dag_run.c.id == _TASK.run).scalar_subquery()
     return (
         select(*own, dag_version.c.id, dag_version.c.digest)
         .join(task_map, same)
-        .join(dag_run, dag_run.c.id == _TASK.run)
-        .join(dag_version, dag_version.c.id == dag_run.c.version_id)
+        .join(dag_version, dag_version.c.id == version)
         .where(_TASK.id == bindparam("of_element"))
     )

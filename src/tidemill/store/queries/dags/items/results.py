@@ -66,8 +66,9 @@ def _results(dialect: str, values: bool) -> Select[Any]:
     same = and_(_TASK.run == given.c.run, _TASK.task_id == given.c.task_id, _TASK.map_index == given.c.map_index)
     stored = and_(_XCOM.task == _TASK.id, _XCOM.key == given.c.key)
     columns = (given.c.run, given.c.task_id, given.c.map_index, given.c.key, _TASK.state, _TASK.skips)
-    found = _XCOM.value if values else _XCOM.task
-    return select(*columns, found).select_from(given).join(task_instance, same).outerjoin(xcom, stored)
+    # With a join instead, a kept plan of PostgreSQL reads all XComs of each element.
+    found = select(_XCOM.value if values else _XCOM.task).where(stored).scalar_subquery()
+    return select(*columns, found).select_from(given).join(task_instance, same)
 
 
 def copy_pairs(

@@ -89,9 +89,8 @@ def lock_queue(connection: Connection, head: int, numbers: Sequence[int]) -> lis
 
 @Statement
 def _lock(dialect: str) -> Select[Any]:
-    # With a join instead, SQLite reads the whole queue.
-    wanted = select(_NUMBERS.build_source(dialect).c.number)
-    statement = select(_ITEM.number).where(and_(_MINE, _ITEM.number.in_(wanted)))
+    # With a join instead, both databases read the whole queue.
+    statement = select(_ITEM.number).where(and_(_MINE, _NUMBERS.build_match(dialect, "number", _ITEM.number)))
     return statement.order_by(_ITEM.number).with_for_update(of=map_item, skip_locked=True)
 
 
@@ -105,8 +104,7 @@ def remove_queued(connection: Connection, head: int, numbers: Sequence[int]) -> 
 
 @Statement
 def _remove(dialect: str) -> Delete:
-    wanted = select(_NUMBERS.build_source(dialect).c.number)
-    return delete(map_item).where(and_(_MINE, _ITEM.number.in_(wanted)))
+    return delete(map_item).where(and_(_MINE, _NUMBERS.build_match(dialect, "number", _ITEM.number)))
 
 
 def pass_on(connection: Connection, ended: Iterable[tuple[int, str, int]]) -> None:
