@@ -76,7 +76,8 @@ _PLANNING = {"enable_mergejoin": "off", "enable_hashjoin": "off", "plan_cache_mo
 #: Turns repeat the same statements, and planning them takes a fifth of the time. A plan that is kept must not read the
 #: whole of a table that was small when it was made. Lists are planned anew, for the states in their request.
 #: A statement that joins given rows to a table therefore takes all columns of a key from them, or is an upsert, or has
-#: a scalar subquery; a kept plan would otherwise read all rows of a run for each given row.
+#: a scalar subquery; a kept plan would otherwise read all rows of a run for each given row. `tests/store/test_plans.py`
+#: checks this. A state that selects a partial index is written as a literal, not a parameter.
 _KEPT_PLANS = {**_PLANNING, "plan_cache_mode": "force_generic_plan", "enable_seqscan": "off"}
 _FAILURES = (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, UnicodeError)
 
