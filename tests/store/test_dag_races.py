@@ -603,3 +603,47 @@ async def test_a_file_that_a_parser_claims_which_began_during_the_claim_of_anoth
     await connection.close()
     assert await claiming == ()
     assert await store.call(ClaimFiles(third, ("a.py",))) == ("a.py",)
+
+
+async def test_an_element_that_starts_while_its_value_changes_runs_again_with_the_new_one(
+    address: str, players: list[Player]
+) -> None:
+    player, other, scheduler = players
+    source = MapSource("generator", "s", "return_value")
+    run = await player.create(dag(task("s", is_generator=True), mapped("m", source)))
+    first = await player.claim_one()
+    await player.store.call(EmitItems(first.task, first.epoch, 0, ("1", "2")))
+    await player.report(first, Success())
+    await player.schedule()
+    await player.store.call(ClearTasks(run.dag_id, run.run_id, ("s",), "tester"))
+    await player.schedule()
+    # The two elements have waited longer.
+    claimed = (await player.turn(capacity=3)).claimed
+    again = next(one for one in claimed if one.task_id == "s")
+    elements = {one.map_index: one for one in claimed if one.map_index >= 0}
+    await player.store.call(ClearTasks(run.dag_id, run.run_id, ("m",), "tester", map_index=1))
+    await player.turn(held=((elements[0].task, elements[0].epoch), (again.task, again.epoch)))
+    await player.schedule()
+
+    connection = await asyncpg.connect(address)
+    try:
+        # A claim reads the values, then writes the journal, and then commits.
+        await connection.execute("BEGIN; LOCK TABLE task_journal IN SHARE MODE")
+        locks = HeldRuns(connection)
+        claim = asyncio.ensure_future(player.turn(capacity=1, held=((elements[0].task, elements[0].epoch),)))
+        await locks.wait_for(1)
+        await other.store.call(EmitItems(again.task, again.epoch, 0, ("1", "7")))
+        turn = asyncio.ensure_future(scheduler.store.call(SchedulerTurn(scheduler.scheduler)))
+        await locks.wait_for(2)
+        await locks.release()
+        ((started,), _) = ((await claim).claimed, await turn)
+    finally:
+        await connection.close()
+    await scheduler.schedule()
+
+    assert (started.map_index, started.elements) == (1, ("2",))
+    held = tuple((one.task, one.epoch) for one in (elements[0], started, again))
+    assert (await player.turn(held=held)).end == ((started.task, started.epoch),)
+    await player.turn(held=(held[0], held[2]))
+    (last,) = await player.claim()
+    assert (last.map_index, last.elements) == (1, ("7",))
