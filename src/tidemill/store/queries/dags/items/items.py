@@ -1,10 +1,11 @@
 """Stores and reads the items of mapped tasks: what generators yield, and the values of lists that maps are opened over.
 
 A source that was cleared gives its items again: an equal one stays as it is, a different one replaces it, and the time
-is noted, so that elements with the same items keep their results (`find_changes`). What a cleared generator has
-yielded so far is counted, because the items of its last time are still there.
+is noted (`find_changes`), for elements that ended before they read their items. What a cleared generator has yielded so
+far is counted, because the items of its last time are still there.
 
-Invariants: the items of a source are numbered from 0 without gaps. An item never changes while a map expands over it.
+Invariants: the items of a source are numbered from 0 without gaps. An item changes only after its source was cleared;
+then the maps over it compare their elements before they end (`maps.reopening`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Finds the items of a map when it opens, and which of them an element combines.
 
 Invariants: the sources of a map are read while its run is locked, so that none of them ends in the meantime. The items
-of lists are stored when the map opens, and do not change while it is open.
+of lists are stored when the map opens, and once more after a source was cleared and has ended.
 """
 
 from __future__ import annotations
