@@ -89,6 +89,7 @@ async def test_a_group_that_has_ended_opens_again_for_more_and_other_values(play
     await feed(player, await player.claim_one(), kind, ("5",))
     assert await play(player) == []
     assert [(await read(player, run, index))[0] for index in range(3)] == ["success", "removed", "removed"]
+    assert await end(player, run) == dict.fromkeys(("run", "s", "G", "a", "b", "z"), "success")
     await clear(player, run)
     await feed(player, await player.claim_one(), kind, ("5", "2"))
     assert await play(player) == [("a1", "2"), ("b1", "2")]

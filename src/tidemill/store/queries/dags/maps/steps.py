@@ -127,6 +127,8 @@ def _step(board: Board, work: MapWork, maps: Mapping[int, StoredMap]) -> None:
     before = stored.row
     if work.group is not None:
         end_parts(board, work.group, before)
+        # Units follow their tasks after the step; the next one sees whether they are all removed.
+        work.left = work.left or bool(work.group.gone)
     if work.orders is not None:
         order, entries = work.orders
         triggerers = board.find_triggerers(entries)
