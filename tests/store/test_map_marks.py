@@ -32,8 +32,13 @@ def rested(draw: Any) -> tuple[MapRow, MapPolicy]:
     created = sum(counts.values())
     policy = MapPolicy(draw(st.integers(1, 5)), draw(st.sampled_from([None, 0, 1, 3])))
     row = MapRow(True, draw(st.booleans()), created + draw(st.integers(0, 3)), created, **counts)
-    if draw(st.booleans()):
+    kind = draw(st.sampled_from(["plain", "stopped", "again", "shorter"]))
+    if kind == "stopped":
         row = row._replace(closed=True, stop="cancelled")
+    elif kind == "again":
+        row = row._replace(compared=draw(st.integers(0, created)))
+    elif kind == "shorter":
+        row = row._replace(closed=True, arrived=draw(st.integers(0, created)))
     for _ in range(2):
         row = feed(row, Look(), policy).row
     return row, policy
