@@ -161,3 +161,32 @@ async def test_a_cancelled_loop_has_no_further_iteration(player: Player) -> None
     await player.turn()
     assert await play(player, 9) == []
     assert (await player.run(run)).state == "failed"
+
+
+async def test_an_iteration_that_lost_tasks_when_its_loop_started_over_has_not_succeeded(player: Player) -> None:
+    run = await player.create(loop())
+    await end(player, await player.claim_one(), 9)
+    running = await player.claim_one()
+    assert running.task_id == "l.b"
+    await player.store.call(ClearTasks(run.dag_id, run.run_id, ("l",), "tester", downstream=True))
+    await player.schedule()
+
+    await player.store.call(CancelRun(run.dag_id, run.run_id, "tester"))
+    await player.turn()  # the attempt has ended
+    await player.play()
+
+    assert (await player.run(run)).state == "failed"
+    found = [await states(player, run, name) for name in ("l", "l.a", "l.b", "l.gate")]
+    assert found == [["removed"], ["success"], ["removed"], ["removed"]]
+
+
+async def test_clearing_what_failed_in_a_loop_keeps_what_succeeded_in_the_iteration(player: Player) -> None:
+    run = await player.create(loop())
+    await play(player, 4, bad=("l.b", 1))
+
+    cleared = await player.store.call(ClearTasks(run.dag_id, run.run_id, (), "tester", failed=True))
+
+    assert sorted(name for name in cleared if "[" in name) == ["l.b[1]", "l.gate[1]"]
+    assert await play(player, 1) == [("l.b", 1), ("l.gate", 1), ("z", -1)]
+    assert await states(player, run) == ["success"] * 2
+    assert (await player.run(run)).state == "success"

@@ -122,6 +122,14 @@ class LoopLife(Life):
         for row in rows:
             if row.id in units and row.state == "success" and last[row.id].given.startswith("succeeded"):
                 assert values.get(row.id) == self.values.get(row.id), f"{row}, {self.told}"
+        of_units: dict[int, list[str]] = {}
+        for row in rows:
+            if row.id in units:
+                of_units.setdefault(row.map_index, []).append(row.state)
+        for row in rows:
+            if row.task_id == "l" and row.map_index >= 0 and row.state == "success":
+                found = of_units[row.map_index]
+                assert "removed" not in found, f"l[{row.map_index}] succeeded with {found}: {self.told}"
         # One that was cancelled before it had begun again has iterations of its former life.
         ended = (await self.player.run(self.run)).state == "success"
         for name, number in created.items() if ended and ("l", -1, "success") in states else ():

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from tidemill.core.tasks.admission import ActiveLimits
-from tidemill.core.tasks.dependencies import OutcomeTally, TaskOutcome, Told, TriggerRule, Upstream
+from tidemill.core.tasks.dependencies import REMOVED, OutcomeTally, TaskOutcome, Told, TriggerRule, Upstream
 from tidemill.core.tasks.expansion import MapPolicy
 from tidemill.core.tasks.structure import ChunkStructure, DagStructure, TaskStructure
 from tidemill.core.tasks.task_row import Policy
@@ -82,10 +82,14 @@ class TaskPlan:
         return self.structure.id if self.structure.is_group else self.structure.mapped_group
 
     def tell_unit(self, counts: Counts) -> Told:
-        """Return what the tasks of a unit have become; `counts`: the tallies of the unit."""
+        """Return what the tasks of a unit have become; `counts`: the tallies of the unit.
+
+        A unit that has lost one of its tasks is removed: its group starts over, or was cancelled before it did.
+        """
         tally = self.build_upstream(counts, inner=True).direct
         kinds = frozenset(outcome for outcome in _OUTCOMES if getattr(tally, outcome.value))
-        return Told(kinds, tally.done == tally.total)
+        done = tally.done == tally.total
+        return REMOVED if done and tally.total < self.inner_totals[0] else Told(kinds, done)
 
     def build_upstream(self, counts: Counts, *, inner: bool = False) -> Upstream:
         """Return the tallies by which the state machine decides. `inner`: those of an element."""

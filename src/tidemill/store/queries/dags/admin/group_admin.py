@@ -116,10 +116,13 @@ def _choose(
     mapped = run.plan.tasks[group].structure.mapped
     if isinstance(request, ClearTasks) and mapped is not None and mapped.loop is not None and units:
         # What follows an iteration depends on it; its gate decides again.
-        found.rewinds[group] = units[0]
+        first = found.rewinds[group] = units[0]
         units = units[:1]
+        lock_units(board, run.id, tuple(heads), range(first, row.created))
+        if request.failed:
+            tasks = [(name, board.find(run.id, name, first)) for name in inner]
+            inner = [name for name, one in tasks if one is not None and one.row.outcome in _BAD]
         inner = sorted({*inner, mapped.loop.gate, *_find_after(run, inner, heads)})
-        lock_units(board, run.id, tuple(heads), range(units[0], row.created))
     lock_units(board, run.id, tuple(heads), units)
     decided = {name for name in inner if not stored[name].row.opened}
     parts = [
@@ -182,6 +185,7 @@ def reopen_loops(board: Board, run: RunEntry, rewinds: Mapping[str, int]) -> Non
     """Have loops go on after the iterations that run again; the board is flushed."""
     for group, first in rewinds.items():
         heads = [head.id for name in (group, *run.plan.groups[group]) if (head := board.find(run.id, name)) is not None]
+        read_maps(board.connection, heads, locks=True)
         new = {"created": first + 1, "arrived": first + 1, "closed": 0, "stop": None, "pending": 1}
         board.connection.execute(update(task_map).where(task_map.c.task.in_(sorted(heads))).values(new))
 
