@@ -132,3 +132,23 @@ async def test_all_lists_that_no_run_took_over_are_removed_in_the_background(
     )
     await RunRetention(player.store, StoreSettings(retention_runs_days=0), pause_seconds=0).remove_lists()
     assert await count_staged(player) == 4
+
+
+async def test_lists_of_users_are_limited_in_length_and_number(player: Player, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conf_lists, "MAX_STAGES", 2)
+
+    async def send(number: int, by: str, *values: str, first: int = 0) -> RefusalKind | None:
+        try:
+            await player.store.call(StageConfItems(number, "rows", first, values, most=3, by=by))
+        except CallRefusedError as error:
+            return error.kind
+        return None
+
+    assert await send(1, "ann", "1", "2", "3") is None
+    assert await send(1, "ann", "4", first=3) is RefusalKind.INVALID
+    assert await send(2, "ann", "1") is None
+    assert await send(3, "ann", "1") is RefusalKind.CONFLICT
+    assert await send(3, "bob", "1") is None
+    assert await send(2, "ann", "2", first=1) is None
+    await player.create(over_rows(), conf=CONF, stage=1)
+    assert await send(4, "ann", "1") is None

@@ -97,12 +97,16 @@ class StageConfItems(Call[None], frozen=True):
         key: The name of the list: a param that tasks of the DAG are mapped over.
         first: The number of the first value, from 0.
         values: The encoded values, at most MAX_XCOM_BYTES each.
+        most: The maximum length of the list; None: only its bytes are limited.
+        by: The user, who may have lists for a limited number of runs that do not exist yet; empty: no limit.
     """
 
     stage: int
     key: str
     first: int
     values: tuple[str, ...]
+    most: int | None = None
+    by: str = ""
 
 
 @answered_by("dags.runs.runs:cancel_run")

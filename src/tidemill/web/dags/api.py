@@ -258,11 +258,12 @@ def _add_changes(router: Routes, desk: Desk) -> None:
         tags=["dags"],
         summary="Send a part of a long list for the configuration of a run that is created next",
         description="Tasks have to be mapped over the param that the list is for. Parts are sent in order; repeating "
-        "one changes nothing. All lists of a run may have 64 MiB together. Lists that no run has taken over after a "
-        "day are removed.",
+        "one changes nothing. All lists of a run may have 64 MiB together, and each `dags.max_map_length` values. A "
+        "user may have lists for 20 runs that do not exist yet; those that no run has taken over after a day are "
+        "removed.",
     )
-    def send_list(dag_id: DagId, part: models.ConfListPart) -> models.DagActionDone:
-        total = desk.stage_list(dag_id, part)
+    def send_list(request: Request, dag_id: DagId, part: models.ConfListPart) -> models.DagActionDone:
+        total = desk.stage_list(dag_id, part, request.state.identity.name)
         return models.DagActionDone(text=f"{part.name} has {format_count(total, 'value')} so far.")
 
     @router.post("/dags/{dag_id}/runs", status_code=201, tags=["dags"], summary="Trigger a DAG: create a run")

@@ -206,8 +206,8 @@ class Desk:
 
     # -- runs ----------------------------------------------------------------------------------------------------------
 
-    def stage_list(self, dag_id: str, part: models.ConfListPart) -> int:
-        """Store a part of a list for a run that is created next, and return the number of its values so far.
+    def stage_list(self, dag_id: str, part: models.ConfListPart, by: str) -> int:
+        """Store a part of a list that a user sends for a new run, and return the number of its values so far.
 
         Raises:
             Problem: No task is mapped over the list, or a value does not match the schema of its param.
@@ -222,7 +222,8 @@ class Desk:
             )
         except (ConfigError, EncodingError) as error:
             raise RequestProblem(422, str(error)) from error
-        self.ask(StageConfItems(bind_stage(dag_id, part.stage), part.name, part.first, values))
+        stage, most = bind_stage(dag_id, part.stage), self.watched.settings.dags.max_map_length
+        self.ask(StageConfItems(stage, part.name, part.first, values, most, by))
         return part.first + len(values)
 
     def list_runs(self, dag_id: str | None, cursor: str, limit: int, states: tuple[str, ...]) -> models.RunPage:

@@ -26,7 +26,10 @@ from tidemill.store.queries.dags.values.xcoms import find_fault
 
 #: The limit of all lists of a run together.
 MAX_STAGED_BYTES = 64 << 20
-#: The key of the row that says when the first part of the lists of a client arrived; no param has this name.
+#: The maximum number of runs for which a user has sent lists, and that do not exist yet.
+MAX_STAGES = 20
+#: The key of the row that says when the first part of the lists of a client arrived, and the user; no param has this
+#: name.
 _STAGED = "\x1fstaged"
 _DAY_US = 24 * 60 * 60 * 1_000_000
 #: The most items of lists that no run has taken over that one call removes.
@@ -42,6 +45,12 @@ def stage_items(connection: Connection, request: StageConfItems, context: CallCo
         fault = find_fault([(request.key, value)])
         if fault is not None:
             raise CallRefusedError(RefusalKind.INVALID, f"item {number} of the list cannot be stored: {fault}")
+    if request.most is not None and request.first + len(request.values) > request.most:
+        raise CallRefusedError(
+            RefusalKind.INVALID,
+            f"the list {request.key!r} has more than {request.most:,} items (dags.max_map_length); map over parts of "
+            "it, or have a generator task read it",
+        )
     owner = -request.stage
     if request.first > count_items(connection, owner, request.key):
         raise CallRefusedError(
@@ -49,7 +58,13 @@ def stage_items(connection: Connection, request: StageConfItems, context: CallCo
         )
     if not count_items(connection, owner, _STAGED):
         _remove_abandoned(connection, context.now_us)
-        add_items(connection, owner, _STAGED, 0, [str(context.now_us)])
+        if request.by and sum(by == request.by for _, _, by in _list_stages(connection)) >= MAX_STAGES:
+            raise CallRefusedError(
+                RefusalKind.CONFLICT,
+                f"{request.by} has sent lists for {MAX_STAGES} runs that do not exist yet; create these runs, or wait "
+                "until the lists are removed, a day after their first parts",
+            )
+        add_items(connection, owner, _STAGED, 0, [f"{context.now_us} {request.by}"])
     put_items(connection, owner, request.key, request.first, request.values, context.now_us)
     _check_size(connection, owner, request.key)
 
@@ -71,9 +86,8 @@ def remove_abandoned(connection: Connection) -> bool:
 
 
 def _remove_abandoned(connection: Connection, now_us: int) -> bool:
-    old = and_(_ITEM.task < 0, _ITEM.key == _STAGED)
-    for owner, staged_us in connection.execute(select(_ITEM.task, _ITEM.value).where(old).order_by(_ITEM.task)).all():
-        if int(staged_us) >= now_us - _DAY_US:
+    for owner, staged_us, _ in _list_stages(connection):
+        if staged_us >= now_us - _DAY_US:
             continue
         mine = and_(_ITEM.task == owner, _ITEM.key != _STAGED)
         some = select(_ITEM.key, _ITEM.number).where(mine).order_by(_ITEM.key, _ITEM.number).limit(_REMOVED)
@@ -86,6 +100,14 @@ def _remove_abandoned(connection: Connection, now_us: int) -> bool:
             connection.execute(delete(map_item).where(_ITEM.task == owner))
         return True
     return False
+
+
+def _list_stages(connection: Connection) -> list[tuple[int, int, str]]:
+    """Return the owners of lists that no run has taken over, with the time of the first part and the user."""
+    mine = and_(_ITEM.task < 0, _ITEM.key == _STAGED)
+    rows = connection.execute(select(_ITEM.task, _ITEM.value).where(mine).order_by(_ITEM.task)).all()
+    stages = [(owner, *value.partition(" ")) for owner, value in rows]
+    return [(owner, int(staged_us), by) for owner, staged_us, _, by in stages]
 
 
 def take_lists(connection: Connection, run: int, plan: DagPlan, lists: Mapping[str, int], stage: int) -> None:
