@@ -34,7 +34,7 @@ from tidemill.dags import (
 from tidemill.dags.attempt.current import note_interrupted
 from tidemill.dags.exceptions import TaskTimeout
 from tidemill.dags.execution import element_feeder, result_keeper
-from tidemill.dags.execution.elements import PlaceLeft
+from tidemill.dags.execution.elements import PlaceLeft, Progress
 from tidemill.dags.structure.building import build_structure, serialize_dag
 from tidemill.dags.structure.structures import read_structure
 from tidemill.runtime.json.codec import decode, encode
@@ -45,6 +45,7 @@ class Page:
     parts: list[Any]
     next: int
     closed: bool
+    leaves: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Counts:
     skipped: int
     first_failed: int | None
     error: str | None
+    leaves: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ class Parts:
     groups: list[tuple[int, int, int]] = field(default_factory=list)
     refusal: Exception | None = None
     waits: int = 0
+    #: Whether the worker stops.
+    leaves: bool = False
     on_wait: Callable[[], None] | None = None
 
     def get_parts(self, after: int, limit: int) -> Page:
@@ -90,7 +94,7 @@ class Parts:
             texts = [ChunkItem(item, (item,), (encode(self.values[item]),)) for item in items]
             found.append(ToRun(one, tries, items.start, len(items), texts))
         last = wanted[-1] if len(wanted) == min(limit, 100) else number - 1
-        return Page(found, last, self.closed and last + 1 >= number)
+        return Page(found, last, self.closed and last + 1 >= number, self.leaves)
 
     def keep_parts(self, results: Any, seen: int, running: int) -> Counts:
         if self.refusal is not None:
@@ -103,7 +107,7 @@ class Parts:
         bad = sorted(number for number, one in self.kept.items() if one.state == "failed")
         error = self.kept[bad[0]].error if bad else None
         counted = [states.count(name) for name in ("success", "failed", "skipped")]
-        return Counts(*counted, bad[0] if bad else None, error)
+        return Counts(*counted, bad[0] if bad else None, error, self.leaves)
 
     def wait_for_elements(self, is_over: Callable[[], bool]) -> None:
         self.waits += 1
@@ -352,6 +356,70 @@ def test_an_open_source_is_waited_for_without_the_worker() -> None:
     assert parts.results == {0: 1, 1: 2, 2: 3}
     # Where an attempt has no process to keep, it ends.
     assert isinstance(run(dag, "t", Parts([1], closed=False)), Loss)
+
+
+def test_an_open_source_is_waited_for_without_the_worker_while_a_retry_is_far_away() -> None:
+    class Quick(BaseOperator):
+        stream_linger = 0.01
+
+        def __init__(self, *, x: int, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+            self.x = x
+
+        def execute(self, context: Any) -> int:
+            if self.x == 1:
+                raise ValueError("no")
+            return self.x
+
+    with DAG("d") as dag:
+        Quick.partial(task_id="t", retries=1, retry_delay=timedelta(minutes=5)).iterate(x=stream())
+    parts = Parts([1, 2], closed=False)
+
+    def go_on() -> None:
+        assert parts.kept[0].state == "up_for_retry"
+        parts.closed = True
+
+    parts.on_wait = go_on
+    ending = run(dag, "t", parts, try_number=1, max_tries=2)
+    assert isinstance(ending, Failure)
+    assert ending.may_retry
+    assert parts.waits == 1
+
+
+@pytest.mark.parametrize("closed", [True, False])
+@pytest.mark.parametrize("is_async", [True, False])
+def test_an_attempt_whose_worker_stops_takes_no_more_elements(
+    monkeypatch: pytest.MonkeyPatch, is_async: bool, closed: bool
+) -> None:
+    parts = Parts(list(range(50)), closed=closed)
+    noted = threading.Event()
+    leave = Progress.leave
+
+    def note(progress: Progress) -> None:
+        leave(progress)
+        noted.set()
+
+    monkeypatch.setattr(Progress, "leave", note)
+
+    @task(task_concurrency=2)
+    async def add(x: int) -> int:
+        parts.leaves = parts.leaves or x == 1
+        while x > 1 and not noted.is_set():
+            await asyncio.sleep(0.001)
+        return x
+
+    @task(task_concurrency=2)
+    def add_in_thread(x: int) -> int:
+        parts.leaves = parts.leaves or x == 1
+        assert x <= 1 or noted.wait(30)
+        return x
+
+    with DAG("d") as dag:
+        (add if is_async else add_in_thread).override(task_id="t").iterate(x=rows() if closed else stream())
+    assert run(dag, "t", parts) == Loss(is_return=True)
+    # Those that ran have ended, and are stored.
+    assert parts.results == {number: number for number in range(len(parts.kept))}
+    assert 2 <= len(parts.kept) <= 4
 
 
 def test_an_attempt_whose_results_are_refused_ends() -> None:

@@ -34,6 +34,26 @@ with DAG("calls"):
 """
 
 
+FAILS = """
+from tidemill.dags import DAG, task
+
+with DAG("fails"):
+    @task
+    def check(x):
+        assert x != 2
+
+    check.iterate(x=[0, 1, 2, 3])
+"""
+
+
+def test_how_many_elements_failed_is_said_once(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(FAILS)
+    said: list[str] = []
+    assert run_dag_test(Settings(), tmp_path, "fails", {}, None, said.append) == "failed"
+    assert len([line for line in said if "1 of 4 elements failed" in line]) == 1
+    assert not any("1 of 1" in line for line in said)
+
+
 def test_coroutines_call_the_store(tmp_path: Path) -> None:
     (tmp_path / "calls.py").write_text(FILE)
     said: list[str] = []

@@ -118,7 +118,7 @@ async def test_a_report_that_cannot_be_stored_harms_no_other_of_its_turn(player:
 
     kinds = {attempt.dag_id: outcome for attempt, outcome in zip(attempts, answer.outcomes, strict=True)}
     assert kinds["good"].kind is OutcomeKind.MOVED
-    assert kinds["bad"].kind is OutcomeKind.REFUSED
+    assert kinds["bad"].kind is OutcomeKind.UNSTORED
     assert "KeyError" in kinds["bad"].reason
     assert (await player.run(good)).state == "success"
 

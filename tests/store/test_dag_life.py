@@ -642,7 +642,7 @@ async def test_a_structure_that_cannot_be_read_keeps_no_other_dag_from_running(p
     await player.play()
     assert (await player.run(good)).state == "success"
     assert (await player.run(bad)).state == "running"
-    assert (await player.report(attempt, Success())).kind is OutcomeKind.REFUSED
+    assert (await player.report(attempt, Success())).kind is OutcomeKind.UNSTORED
 
 
 async def test_dags_whose_runs_wait_for_the_past_do_not_keep_those_of_others_from_beginning(player: Player) -> None:
@@ -699,3 +699,15 @@ async def test_a_run_that_still_does_something_keeps_its_place(player: Player) -
     await player.report(b, Success())
     await player.play()
     assert [(await player.run(run)).state for run in (first, second)] == ["success", "success"]
+
+
+async def test_workers_are_rung_for_callbacks_that_a_turn_of_the_scheduler_makes_due(player: Player) -> None:
+    await player.create(dag(task("a", callbacks=("on_failure",))))
+    await player.report(await player.claim_one(), Deferral("a.B", "{}", "go", timeout_us=1))
+    bell = player.store.doorbell
+    while await bell.wait(Channel.WORKER, 0.02):
+        pass
+    await player.schedule()
+    assert await bell.wait(Channel.WORKER, 5)
+    (attempt,) = (await player.turn(capacity=1)).claimed
+    assert attempt.callback is not None

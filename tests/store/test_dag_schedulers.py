@@ -10,14 +10,17 @@ import asyncpg
 import pytest
 from tests.store.dags import Player, dag, encode, mapped, task
 from tests.store.server import PostgresServer
+from tests.store.test_loops import loop, play
 from tests.store.test_streams import Stream
 
 from tidemill.core.tasks.endings import Success
 from tidemill.core.tasks.structure import ScheduleStructure
 from tidemill.store.calls.dag_calls import PauseDag
-from tidemill.store.calls.run_calls import CancelRun, CreateRun, ListRuns
+from tidemill.store.calls.instance_calls import ClearTasks
+from tidemill.store.calls.run_calls import CancelRun, CreateRun, ListRuns, RunRecord
 from tidemill.store.calls.service_calls import SchedulerTurn, StoreFile
 from tidemill.store.calls.setting_calls import SetPool
+from tidemill.store.calls.worker_calls import AttemptReport
 from tidemill.store.engines.opening import open_store
 
 HOUR_US = 3_600_000_000
@@ -142,3 +145,76 @@ async def test_a_queued_run_whose_cancel_takes_several_turns_does_not_begin(play
 
     found = await players[0].run(run)
     assert (found.state, found.reason, found.started_us) == ("failed", "cancelled by tester", None)
+
+
+async def wait_for_lock(connection: asyncpg.Connection) -> None:
+    """Wait until a transaction waits for a lock of this connection."""
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE pg_backend_pid() = ANY(pg_blocking_pids(pid))"
+    async with asyncio.timeout(60):
+        while not await connection.fetchval(waiting):
+            await asyncio.sleep(0.02)
+
+
+async def begin_map(player: Player) -> RunRecord:
+    """Create a run whose map has two elements that run, and after it a task that the first success starts."""
+    run = await player.create(dag(task("s"), mapped("m", "s"), task("z", "m", rule="one_success"), id="one"))
+    await player.report(await player.claim_one(), Success(), xcoms=(("return_value", "[1,2]"),))
+    assert len(await player.claim()) == 2
+    return run
+
+
+async def test_a_turn_that_waits_for_an_element_keeps_no_pool(players: list[Player], slow: asyncpg.Connection) -> None:
+    first, second = players
+    run = await begin_map(first)
+    await slow.execute("SELECT FROM task_instance WHERE task_id = 'm' AND map_index = 0 FOR UPDATE")
+    await first.store.call(ClearTasks(run.dag_id, run.run_id, ("m",), "tester"))
+    other = await first.create(dag(task("a"), id="two"))
+    waiting = asyncio.create_task(first.schedule())
+    await wait_for_lock(slow)
+
+    async with asyncio.timeout(60):
+        for _ in range(2):
+            await second.store.call(SchedulerTurn(second.scheduler))
+
+    assert await second.states(other) == {"a": "queued"}
+    await slow.execute("ROLLBACK")
+    await first.turn()  # the attempts have ended
+    await waiting
+
+
+async def test_a_turn_that_waits_for_a_task_after_a_map_has_not_locked_the_map(
+    players: list[Player], slow: asyncpg.Connection
+) -> None:
+    player, _ = players
+    run = await begin_map(player)
+    (element, _) = [one for one in (await player.tasks(run)).values() if one.map_index >= 0]
+    await slow.execute("SELECT FROM task_instance WHERE task_id = 'z' FOR UPDATE")
+    await player.turn(AttemptReport(element.id, element.epoch, Success()))
+    waiting = asyncio.create_task(player.schedule())
+    await wait_for_lock(slow)
+
+    # A worker that has claimed the task waits for the map next.
+    await slow.execute("SELECT FROM task_map FOR UPDATE NOWAIT")
+
+    await slow.execute("ROLLBACK")
+    await waiting
+    assert (await player.states(run))["z"] == "queued"
+
+
+async def test_a_run_that_begins_again_locks_units_before_their_tasks(
+    players: list[Player], slow: asyncpg.Connection
+) -> None:
+    player, _ = players
+    run = await player.create(loop())
+    await play(player, 1, bad=("l.b", 0))
+    await player.store.call(ClearTasks(run.dag_id, run.run_id, ("l.b",), "tester", map_index=0))
+    await slow.execute("SELECT FROM task_instance WHERE task_id = 'l' AND map_index = 0 FOR UPDATE")
+    waiting = asyncio.create_task(player.schedule())
+    await wait_for_lock(slow)
+
+    # A worker that holds the unit waits for its tasks next.
+    await slow.execute("SELECT FROM task_instance WHERE task_id = 'l.b' AND map_index = 0 FOR UPDATE NOWAIT")
+
+    await slow.execute("ROLLBACK")
+    await waiting
+    assert (await player.states(run))["l.b[0]"] == "queued"

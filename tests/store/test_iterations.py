@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import Connection, func, select, update
 from tests.store.dags import Player, dag, task
 from tests.store.history import watch_rows
 from tests.store.server import PostgresServer
 
 from tidemill.core.tasks.endings import Failure, Loss, Success
+from tidemill.core.tasks.inputs import Channel
 from tidemill.core.tasks.structure import ChunkStructure, MapSource, MapStructure, TaskStructure
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.calls.element_calls import (
@@ -30,6 +31,7 @@ from tidemill.store.dag_tables import task_iteration, task_part
 from tidemill.store.database import Database
 from tidemill.store.engines.opening import open_store
 from tidemill.store.queries.dags.runs.run_retention import RunRemoval, remove_part
+from tidemill.store.queries.dags.views import task_lists
 
 GENERATOR = MapSource("generator", "g", "return_value")
 
@@ -342,3 +344,105 @@ async def test_results_are_listed_with_the_xcoms_of_the_attempt(player: Player, 
     assert found == [*results, (0, "pushed", "1")]
     of_some = await player.store.call(ListXComs(run.dag_id, run.run_id, "i", map_index=1, last_index=3))
     assert [row.map_index for row in of_some.rows] == [2]
+
+
+async def test_the_scheduler_is_rung_for_results_only_if_a_generator_waits(player: Player) -> None:
+    player.map_limits = MapLimits(max_backlog=2)
+    await player.create(dag(task("g", is_generator=True), iterated("i", GENERATOR)))
+    source = await player.claim_one()
+    stored = await player.store.call(EmitItems(source.task, source.epoch, 0, ("1", "2", "3", "4")))
+    assert stored.full
+    one = await player.claim_one()
+    bell = player.store.doorbell
+
+    async def rings(*parts: KeptPart, seen: int) -> bool:
+        while await bell.wait(Channel.SCHEDULER, 0.02):
+            pass
+        await keep(player, one, *parts, seen=seen, running=1)
+        return await bell.wait(Channel.SCHEDULER, 0.02)
+
+    assert not await rings(done(0), seen=1)
+    await player.turn(held=((source.task, source.epoch), (one.task, one.epoch)), blocked=((source.task, source.epoch),))
+    await player.schedule()
+    assert await rings(done(1), seen=4)
+
+
+async def test_an_element_that_the_source_has_not_given_cannot_be_cleared(player: Player) -> None:
+    run = await player.create(dag(iterated("i", MapSource("literal", length=2))))
+    one = await player.claim_one()
+    await keep(player, one, done(0), done(1), seen=2)
+    await player.report(one, Success())
+    await player.schedule()
+    for given in ({"map_index": 2}, {"indexes": (2, 9)}):
+        with pytest.raises(CallRefusedError) as refused:
+            await player.store.call(ClearTasks(run.dag_id, run.run_id, ("i",), "tester", **given))
+        assert refused.value.kind is RefusalKind.UNKNOWN
+    assert (await states(player, run))["i"] == "success"
+    assert await player.store.call(ClearTasks(run.dag_id, run.run_id, ("i",), "tester", indexes=(1, 9))) == ("i[0]",)
+
+
+async def test_elements_without_a_result_are_listed(player: Player) -> None:
+    run = await player.create(dag(iterated("i", MapSource("literal", length=5))))
+    one = await player.claim_one()
+    await keep(player, one, done(1), KeptPart(3, "failed", 1, None, "no"), seen=5, running=1)
+    assert await list_states(player, run) == {0: "none", 1: "success", 2: "none", 3: "failed", 4: "none"}
+    assert await list_states(player, run, "none") == {0: "none", 2: "none", 4: "none"}
+    assert await list_states(player, run, "none", "failed", first=1, last=3) == {2: "none", 3: "failed"}
+    found, after = {}, None
+    while True:
+        page = await player.store.call(ListElements(run.dag_id, run.run_id, "i", ("none",), after=after, limit=2))
+        found |= {row.map_index: (row.tries, row.started_us, row.ended_us) for row in page.rows}
+        after = page.next
+        if after is None:
+            break
+    assert found == dict.fromkeys((0, 2, 4), (0, None, None))
+    (row,) = (await player.store.call(ListTasks(run.dag_id, run.run_id, task_id="i", map_index=4))).rows
+    assert (row.map_index, row.state) == (4, "none")
+
+
+async def test_few_elements_without_a_result_among_many_are_found_page_by_page(
+    player: Player, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_lists, "_WINDOW", 2)
+    monkeypatch.setattr(task_lists, "_WINDOWS", 2)
+    run = await player.create(dag(iterated("i", MapSource("literal", length=11))))
+    one = await player.claim_one()
+    await keep(player, one, *[done(number) for number in range(10)], seen=11, running=1)
+    pages, after = [], None
+    while True:
+        page = await player.store.call(ListElements(run.dag_id, run.run_id, "i", ("none",), after=after))
+        pages.append([row.map_index for row in page.rows])
+        after = page.next
+        if after is None:
+            break
+    assert pages == [[], [], [10]]
+
+
+async def test_an_attempt_that_waits_for_elements_goes_on_when_a_retry_is_due(player: Player) -> None:
+    run = await player.create(dag(task("g", is_generator=True), iterated("i", GENERATOR, retry_delay_us=60_000_000)))
+    source = await player.claim_one()
+    await player.store.call(EmitItems(source.task, source.epoch, 0, ("1",)))
+    one = await player.claim_one()
+    await keep(player, one, KeptPart(0, "up_for_retry", 1, None, "no"), seen=1)
+    held, waits = ((source.task, source.epoch), (one.task, one.epoch)), ((one.task, one.epoch),)
+    await player.turn(held=held, blocked=waits)
+    await player.schedule()
+    assert (await player.turn(held=held, blocked=waits)).unblocked == ()
+
+    def age(connection: Connection) -> None:
+        connection.execute(update(task_part).values(ended_us=task_part.c.ended_us - 60_000_000))
+
+    await player.store.write(age)
+    await player.schedule()
+    assert (await player.turn(held=held, blocked=waits)).unblocked == waits
+    assert (await player.run(run)).state == "running"
+
+
+async def test_a_task_of_elements_that_failed_has_the_error_of_its_attempt(player: Player) -> None:
+    run = await player.create(dag(iterated("i", MapSource("literal", length=4))))
+    one = await player.claim_one()
+    await keep(player, one, *[done(number) for number in range(3)], KeptPart(3, "failed", 1, None, "no"), seen=4)
+    await player.report(one, Failure("1 of 4 elements failed; element 3: no", may_retry=False))
+    await player.play()
+    (row,) = (await player.store.call(ListTasks(run.dag_id, run.run_id, task_id="i"))).rows
+    assert row.error == "1 of 4 elements failed; element 3: no"

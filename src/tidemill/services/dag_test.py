@@ -291,7 +291,10 @@ class _Test:
     def _tell_failures(self, run: RunRecord) -> None:
         """Show failures without an attempt: timeouts, failed triggers, and maps over values other than lists."""
         for task in self.ask(ListTasks(run.dag_id, run.run_id, ("failed", "upstream_failed"))).rows:
-            if task.error is not None and self._told.get(task.id) != task.error:
+            # The attempt that runs all elements of a task has said how many failed.
+            iterates = task.elements is not None and task.elements.iterated
+            told = tuple(self._told.values()) if iterates else (self._told.get(task.id),)
+            if task.error is not None and task.error not in told:
                 state = task.state.replace("_", " ")
                 self._say(f"--- {format_instance(task.task_id, task.map_index)}: {state}: {task.error}")
 

@@ -12,6 +12,7 @@ from tidemill.core.errors import RemoteError
 from tidemill.core.tasks.inputs import Channel
 from tidemill.runtime.log.task_lines import TaskLine, decode_lines
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
+from tidemill.store.calls.iteration_calls import GetParts, IterationPage, KeepParts, PartCounts, PartToRun
 from tidemill.store.calls.service_calls import BeatSession, ReportFiles
 from tidemill.store.calls.task_calls import (
     AppendLog,
@@ -21,6 +22,7 @@ from tidemill.store.calls.task_calls import (
     GetVariable,
     GetXCom,
     ItemsStored,
+    MapItem,
     PushXCom,
     SetVariable,
 )
@@ -87,6 +89,11 @@ class MemoryStore:
         self.refused: Counter[str] = Counter()
         #: What is raised for values of generators.
         self.fault: Exception | None = None
+        #: How many reports cannot be stored.
+        self.unstored = 0
+        #: The elements of an attempt that runs all of them, and the indexes of those that have ended.
+        self.elements = 0
+        self.ended_elements: set[int] = set()
         self._answers: dict[int, WorkerAnswer] = {}
         self._rung = asyncio.Event()
         self._changed = asyncio.Event()
@@ -153,6 +160,13 @@ class MemoryStore:
                 self.yielded += values
                 total = len(self.yielded)
                 return ItemsStored(total, wanted=True, full=total - self.taken >= self.backlog)
+            case GetParts(after=after, limit=limit):
+                found = [number for number in range(after + 1, self.elements) if number not in self.ended_elements]
+                parts = [PartToRun(one, 0, one, 1, (MapItem(one, (one,), (str(one),)),)) for one in found[:limit]]
+                return IterationPage(tuple(parts), self.elements - 1, len(found) <= limit)
+            case KeepParts(parts=parts):
+                self.ended_elements |= {part.number for part in parts}
+                return PartCounts(len(self.ended_elements), 0, 0)
             case SetVariable(key, value):
                 self.variables[key] = value
             case GetVariable(key):
@@ -165,12 +179,14 @@ class MemoryStore:
         self.turns.append(turn)
         if turn.request in self._answers:
             return self._answers[turn.request]
-        for report in turn.reports:
+        outcomes = [OutcomeKind.MOVED if self.unstored <= 0 else OutcomeKind.UNSTORED for _ in turn.reports]
+        for report in turn.reports if self.unstored <= 0 else ():
             assert report.task not in self.reports or report.request
             assert (report.task, report.epoch) in self.claimed
             self.reports[report.task] = report
             if report.log_end is not None:
                 self._keep(report.log_end)
+        self.unstored -= len(turn.reports)
         for callback in turn.callbacks:
             self.callbacks[callback.id] = callback
             if callback.log_end is not None:
@@ -179,7 +195,7 @@ class MemoryStore:
         given, self.waiting = self.waiting[: max(0, capacity)], self.waiting[max(0, capacity) :]
         self.claimed |= {(each.task, each.epoch): each for each in given}
         answer = WorkerAnswer(
-            tuple(AttemptReportOutcome(report.task, OutcomeKind.MOVED) for report in turn.reports),
+            tuple(AttemptReportOutcome(one.task, kind) for one, kind in zip(turn.reports, outcomes, strict=True)),
             tuple(given),
             tuple(key for key in turn.held if key in self.to_end),
             time.time_ns() // 1000,

@@ -16,6 +16,7 @@ from tidemill.core.tasks.endings import Deferral, Failure, Loss, Skip, Success
 from tidemill.core.tasks.worker_slots import WorkerLimits
 from tidemill.dags.loading import digest_files
 from tidemill.runtime.process.table import is_running
+from tidemill.services.worker import worker as worker_module
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.calls.worker_calls import ResumeWith
 
@@ -460,6 +461,34 @@ async def test_a_worker_that_drains_lets_attempts_end_and_claims_nothing(worker:
     assert isinstance(worker.store.reports[1].result, Success)
     assert 2 not in worker.store.reports
     assert worker.store.parts[(1, 1)]
+
+
+@pytest.mark.long
+async def test_a_worker_that_drains_gives_back_an_attempt_that_runs_elements(worker: RunningWorker) -> None:
+    worker.write("""
+import time
+
+with DAG("d", schedule=None) as dag:
+    @task(task_concurrency=1)
+    def wait(x):
+        time.sleep(0.05)
+    wait.iterate(x=list(range(10_000)))
+""")
+    worker.store.elements = 10_000
+    worker.store.queue(make_attempt(1, "wait", map_index=0))
+    await until(lambda: worker.store.ended_elements, what="elements run")
+    worker.worker.drain()
+    assert (await worker.report(1)).result == Loss(is_return=True)
+    await worker.running
+    assert len(worker.store.ended_elements) < 10_000
+
+
+async def test_a_report_of_a_damaged_run_is_sent_again(worker: RunningWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "UNSTORED_SECONDS", 0.01)
+    worker.write("with DAG('d', schedule=None):\n    EmptyOperator(task_id='run')\n")
+    worker.store.unstored = 2
+    worker.store.queue(make_attempt(1, "run"))
+    assert (await worker.report(1)).result == Success()
 
 
 async def test_a_draining_worker_that_is_rung_claims_nothing_and_reports_what_ends(worker: RunningWorker) -> None:

@@ -591,18 +591,23 @@ async def test_elements_of_one_attempt_are_shown_with_their_results_and_its_log(
         names = ("arrived", "success", "failed", "skipped", "running", "retrying", "iterated")
         assert [head["elements"][name] for name in names] == [1000, 2, 1, 1, 20, 1, True]
         rows = (await read("/tasks/calls/elements"))["rows"]
-        assert [row["state"] for row in rows] == ["success", "failed", "up_for_retry", "success", "skipped"]
+        ended = ["success", "failed", "up_for_retry", "success", "skipped"]
+        assert [row["state"] for row in rows[:6]] == [*ended, "none"]
         assert rows[2]["waits_for"]["text"] == "try 2 of 2, in the attempt of all elements"
+        assert rows[5]["waits_for"]["kind"] == "elements"
+        assert len((await read("/tasks/calls/elements?state=none&limit=100"))["rows"]) == 100
         for index, value in ((0, '"zero"'), (3, '"three"')):
             xcoms = (await read(f"/xcoms?task=calls&map_index={index}"))["rows"]
             assert [(one["map_index"], one["key"], one["value"]) for one in xcoms] == [(index, "return_value", value)]
-        for index in (-1, 0, 3):
+        for index in (-1, 0, 3, 999):
             log = await read(f"/tasks/calls/log?map_index={index}")
             assert [line["text"] for line in log["rows"]] == ["element 1 failed in try 2"]
 
         page = (await client.get(f"{base}/tasks/calls")).text
         assert 'id="log"' in page
         assert "try 1 of 2, running" in page
+        assert (await client.get(f"{base}/tasks/calls?map_index=999")).status_code == 200
+        assert (await client.get(f"{base}/tasks/calls?map_index=1000")).status_code == 404
         element = (await client.get(f"{base}/tasks/calls?map_index=1")).text
         assert 'data-try="1"' in element
         assert "Mark success" not in element

@@ -222,6 +222,8 @@ class PartPage(Protocol):
     def next(self) -> int: ...
     @property
     def closed(self) -> bool: ...
+    @property
+    def leaves(self) -> bool: ...
 
 
 class PartResult(Protocol):
@@ -254,6 +256,8 @@ class PartOutcome(Protocol):
     def first_failed(self) -> int | None: ...
     @property
     def error(self) -> str | None: ...
+    @property
+    def leaves(self) -> bool: ...
 
 
 class EndingEvent(Protocol):
@@ -436,7 +440,8 @@ class TaskServices(SharedValues, Protocol):
         ...
 
     def wait_for_elements(self, is_over: Callable[[], bool]) -> None:
-        """Wait, holding no slot and no place at the worker, until the source of this attempt's elements has more.
+        """Wait, holding no slot and no place at the worker, until the source of this attempt's elements has more, or an
+        element is to be tried again.
 
         A thread other than the main one calls this, with `is_over` telling whether the wait is pointless by now.
         """

@@ -67,11 +67,12 @@ class ElementFeeder:
 
     @property
     def has_parts(self) -> bool:
-        return bool(self._parts)
+        """Whether there is an element to run."""
+        return bool(self._parts) and not self._progress.takes_none
 
     @property
     def is_idle(self) -> bool:
-        return not (self._parts or self._progress.running)
+        return not (self.has_parts or self._progress.running)
 
     def feed(self) -> None:
         """Read elements ahead of the work, until the source has closed and all have ended."""
@@ -80,29 +81,33 @@ class ElementFeeder:
         idle_since: float | None = None
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: progress.is_stopping or self._wants_parts, self._find_pause())
-                if progress.is_stopping:
+                self._changed.wait_for(lambda: progress.takes_none or self._wants_parts, self._find_pause())
+                if progress.is_leaving:
+                    self._changed.wait_for(lambda: progress.is_stopping or not progress.running)
+                    self._end()
+                if progress.takes_none:
                     return
                 self._take_due()
                 if not self._wants_parts:
                     continue
                 if closed:
                     if self._has_ended():
-                        progress.is_done = True
-                        self._changed.notify_all()
-                        progress.wake()
+                        self._end()
                         return
                     if self._left_out and not (self._parts or progress.running or self._retrying):
                         # They are to be tried again, as the store knows; it does so once it has all results.
-                        self._changed.wait_for(lambda: progress.is_stopping, self._delay)
-                        self._changed.wait_for(lambda: progress.is_stopping or self._keeper.is_empty)
+                        self._changed.wait_for(lambda: progress.takes_none, self._delay)
+                        self._changed.wait_for(lambda: progress.takes_none or self._keeper.is_empty)
                         after, closed, self._left_out = -1, False, False
                     else:
                         self._changed.wait_for(
-                            lambda: progress.is_stopping or (self.is_idle and not self._retrying), self._find_pause()
+                            lambda: progress.takes_none or (self.is_idle and not self._retrying), self._find_pause()
                         )
                     continue
             page = self._services.get_parts(after, self._ahead)
+            if page.leaves:
+                progress.leave()
+                continue
             parts = [self._complete(one) for one in page.parts]
             with self._changed:
                 moved = page.next > after
@@ -114,18 +119,26 @@ class ElementFeeder:
                     idle_since, pause = None, _POLL_SECONDS
                     continue
                 now = self._read_clock()
-                busy = self._parts or progress.running or self._retrying
+                busy = self._parts or progress.running or self._has_retry_soon
                 idle_since = None if busy else now if idle_since is None else idle_since
                 if idle_since is None or now - idle_since < self._linger:
-                    self._changed.wait_for(lambda: progress.is_stopping, min(pause, self._find_pause()))
+                    self._changed.wait_for(lambda: progress.takes_none, min(pause, self._find_pause()))
                     pause = min(pause * 1.5, _MAX_POLL_SECONDS)
                     continue
             self._wait_for_elements()
             idle_since = None
+            with self._changed:
+                if self._left_out and not self._retrying:
+                    after, self._left_out = -1, False  # the store knows what is to be tried again
+
+    def _end(self) -> None:
+        self._progress.is_done = True
+        self._changed.notify_all()
+        self._progress.wake()
 
     def take(self) -> ElementToRun | None:
         """Return an element to run; None: there is none now."""
-        if self._progress.is_stopping or not self._parts:
+        if not self.has_parts:
             return None
         self._progress.running += 1
         wanted = self._wants_parts
@@ -161,6 +174,11 @@ class ElementFeeder:
         """Whether more elements are to be read."""
         return len(self._parts) < self._ahead and self._waiting_size < _AHEAD_CHARACTERS
 
+    @property
+    def _has_retry_soon(self) -> bool:
+        """Whether an element waits for a retry that is worth keeping the worker for."""
+        return bool(self._retrying) and self._retrying[0][0] - self._read_clock() <= _MAX_WAIT_SECONDS
+
     def _has_ended(self) -> bool:
         """Whether no element is left for this attempt; `waits` is set if some are for the next one."""
         if not self.is_idle:
@@ -177,7 +195,7 @@ class ElementFeeder:
         return min(max(due, 0.001), _POLL_SECONDS)
 
     def _wait_for_elements(self) -> None:
-        """Give the worker back until the source has more elements, or has closed."""
+        """Give the worker back until the source has more elements or has closed, or a retry is due."""
         with self._changed:
             # What the store knows decides when the attempt goes on.
             self._changed.wait_for(lambda: self._progress.is_stopping or self._keeper.is_empty)

@@ -12,7 +12,10 @@ from tidemill.dags.exceptions import TaskError
 
 
 class PlaceLeft(BaseException):
-    """Ends an attempt that waits for elements where it cannot keep its process; no `except Exception` catches it."""
+    """Ends an attempt whose elements another one runs; no `except Exception` catches it.
+
+    Its worker stops, or it waits for elements where it cannot keep its process.
+    """
 
 
 class ElementsWait(TaskError):
@@ -57,6 +60,7 @@ class Progress:
         seen: The number of elements that were read from the store.
         is_done: Whether all elements are read and have ended.
         is_stopping: Whether the attempt ends, whatever is left.
+        is_leaving: Whether the worker stops: elements that run may end, and another attempt runs the others.
         wake: Has workers on an event loop look for changes.
     """
 
@@ -65,7 +69,19 @@ class Progress:
     seen: int = 0
     is_done: bool = False
     is_stopping: bool = False
+    is_leaving: bool = False
     wake: Callable[[], None] = lambda: None
+
+    @property
+    def takes_none(self) -> bool:
+        """Whether no further element is to be run."""
+        return self.is_stopping or self.is_leaving
+
+    def leave(self) -> None:
+        with self.changed:
+            self.is_leaving = self.is_leaving or not self.is_done
+            self.changed.notify_all()
+        self.wake()
 
     def stop(self) -> None:
         with self.changed:

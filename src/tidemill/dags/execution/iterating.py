@@ -27,7 +27,7 @@ from tidemill.dags.attempt.task_services import PartOutcome, TaskServices
 from tidemill.dags.exceptions import TaskError, TaskTimeout
 from tidemill.dags.execution.element_feeder import ElementFeeder
 from tidemill.dags.execution.element_runner import ElementRunner
-from tidemill.dags.execution.elements import ElementsWait, ElementToRun, Progress
+from tidemill.dags.execution.elements import ElementsWait, ElementToRun, PlaceLeft, Progress
 from tidemill.dags.execution.result_keeper import ResultKeeper
 from tidemill.runtime.store_clock import STORE_CLOCK
 
@@ -70,6 +70,7 @@ class Iteration:
 
         Raises:
             ElementsWait: Elements that have failed wait for their next try.
+            PlaceLeft: The worker stops, or the attempt cannot wait here; elements are left.
             TaskTimeout: The attempt was interrupted.
             TaskError: The store refuses a result, for example because the attempt has been replaced.
         """
@@ -102,6 +103,8 @@ class Iteration:
             raise self._error
         if self._progress.is_stopping:
             raise TaskTimeout("an element has ignored that its attempt was interrupted")
+        if self._progress.is_leaving:
+            raise PlaceLeft
         if self._feeder.waits:
             raise ElementsWait("elements that have failed wait for their next try")
         assert self._keeper.counts is not None

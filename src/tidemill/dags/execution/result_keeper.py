@@ -134,6 +134,8 @@ class ResultKeeper:
     def send(self, results: list[Result], seen: int, running: int) -> None:
         try:
             self.counts = self._services.keep_parts(tuple(results), seen, running)
+            if self.counts.leaves:
+                self._progress.leave()
         except (RemoteError, InvariantError):
             raise
         except TidemillError as error:

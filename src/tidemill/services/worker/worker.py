@@ -5,7 +5,8 @@
 - One turn is in flight at a time; it is repeated with the same number until the store answers.
 - An attempt that waits at its `yield` goes on only when the store has admitted it again. Until the store knows that it
   has gone on, it is not reported as waiting again.
-- A report is kept until the store has it; a running attempt does not notice an outage of the store.
+- A report is kept until the store has it; if its run is damaged, it is sent again later. A running attempt does not
+  notice an outage of the store.
 - An attempt whose file the worker lacks is returned, and no other attempt of that file is claimed until it is there.
 - Once the store has ended the session, none of its processes keeps running.
 """
@@ -16,6 +17,7 @@ import asyncio
 import contextlib
 from typing import Any
 
+import msgspec
 import structlog
 
 from tidemill.config.known_secrets import KnownSecrets
@@ -36,8 +38,9 @@ from tidemill.services.worker.store_link import SCAN_SECONDS, beat, call_unfence
 from tidemill.services.worker.worker_config import WorkerConfig
 from tidemill.services.zygote.client import ZygoteClient
 from tidemill.store.calls.asked_secrets import find_secrets
+from tidemill.store.calls.iteration_calls import IterationPage, PartCounts
 from tidemill.store.calls.stream_calls import TakeEvents
-from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt, LogPart, WorkerTurn
+from tidemill.store.calls.worker_calls import AttemptReport, ClaimedAttempt, LogPart, OutcomeKind, WorkerTurn
 from tidemill.store.database import StoreCalls
 from tidemill.store.doorbell import StoreBell
 from tidemill.store.wire.remote import call_patiently
@@ -49,6 +52,8 @@ COMPANY_SECONDS = 0.005
 #: Only attempts shorter than this wait, because longer ones rarely end together.
 _SHORT_SECONDS = 0.05
 CALLBACK_SECONDS = 60.0
+#: When a report is sent again whose run cannot be changed.
+UNSTORED_SECONDS = 60.0
 #: How long the store may be unreachable at the very end.
 _LAST_SECONDS = 10.0
 
@@ -187,6 +192,8 @@ class Worker:
         for report, outcome in zip(reports, answer.outcomes, strict=True):
             if outcome.reason:
                 log.warning("the store refuses a report", task=report.task, epoch=report.epoch, reason=outcome.reason)
+            if outcome.kind is OutcomeKind.UNSTORED:
+                self._loop.call_later(UNSTORED_SECONDS, self._reports.add, report)
         for key in answer.end:
             self.processes.end(key)
         for key in answer.unblocked:
@@ -244,6 +251,9 @@ class Worker:
         if isinstance(call, TakeEvents) and (call.wait_us or self._events.leaves):
             return (await self._events.take(call.wants[0], call.wait_us / 1e6),)
         answer = await call_patiently(self._calls, call)
+        if self.processes.draining and isinstance(answer, IterationPage | PartCounts):
+            # The elements that are left run elsewhere at once.
+            answer = msgspec.structs.replace(answer, leaves=True)
         self._secrets.add(file, find_secrets(call, answer))
         return answer
 

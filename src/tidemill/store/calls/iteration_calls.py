@@ -36,11 +36,13 @@ class IterationPage(msgspec.Struct, frozen=True):
         parts: The elements, by index.
         next: The index to continue after: elements up to it that are not in `parts` have ended.
         closed: Whether no further element will arrive.
+        leaves: Whether the worker of the attempt stops, which the worker says: the attempt takes no more elements.
     """
 
     parts: tuple[PartToRun, ...]
     next: int
     closed: bool
+    leaves: bool = False
 
 
 @answered_by("dags.attempts.iterations:get_parts", reads=True)
@@ -89,6 +91,7 @@ class PartCounts(msgspec.Struct, frozen=True):
         skipped: The number of elements that were skipped.
         first_failed: The lowest index of a failed element, if this was asked for.
         error: Its error.
+        leaves: As in `IterationPage`.
     """
 
     success: int
@@ -96,6 +99,7 @@ class PartCounts(msgspec.Struct, frozen=True):
     skipped: int
     first_failed: int | None = None
     error: str | None = None
+    leaves: bool = False
 
 
 @answered_by("dags.attempts.iterations:keep_parts")

@@ -19,13 +19,14 @@ class OutcomeKind(enum.StrEnum):
     """The outcome of a report.
 
     MOVED: stored. ALREADY: stored before. FENCED: the epoch is stale, and the attempt does not count. REFUSED: the
-    report does not apply.
+    report does not apply. UNSTORED: the run is damaged and cannot be changed now; the worker sends the report again.
     """
 
     MOVED = "moved"
     ALREADY = "already"
     FENCED = "fenced"
     REFUSED = "refused"
+    UNSTORED = "unstored"
 
 
 #: Log parts of an attempt are numbered from its epoch times this; those of a callback from the callback's id times

@@ -243,6 +243,8 @@ def _describe_map(
 
 def _describe_element(structure: TaskStructure, group: Collection[str], scheduler: str) -> TaskWaitView:
     """Return what an element waits for that was not started: tasks of its element of the group, or its map."""
+    if structure.mapped is not None and structure.mapped.iterated:
+        return TaskWaitView(kind="elements", text="its turn in the attempt of all elements, or its end there")
     names = [name for name in structure.upstream if name in group]
     if names:
         text = f"upstream {_list_names(names)} in this element"

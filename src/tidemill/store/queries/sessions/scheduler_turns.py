@@ -6,8 +6,9 @@ and skips those that another transaction has locked, so a slow scheduler delays 
 in a step is logged and left unchanged; the turn continues with the others.
 
 On PostgreSQL, workers that report elements wait for the rows of maps that a turn has locked, and no later step may wait
-for tasks that they hold. So a turn there expands maps as its last step, after no other one that changes tasks, or it
-does not expand maps, and locks them last. It does not look for more work after it has done some (`again`).
+for tasks that they hold. So a turn there either expands maps, or does everything else and locks maps last. A turn that
+expands maps waits for elements that workers hold, so it admits no tasks: other schedulers need the pools. A turn does
+not look for more work after it has done some (`again`).
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ def take_scheduler_turn(connection: Connection, turn: SchedulerTurn, context: Ca
     stopped = _stop_runs(connection, context, skip) if shared and work.stops else 0
     if shared and not stopped and _is_turn_of_maps(work, now_us):
         context.untold = None
-        return _expand(connection, turn, context, work, cuts=cuts)
+        if expand_maps(connection, context, skip, turn.map_limits, due=cuts):
+            return _end_turn_of_maps(context, work)
+        context.untold = []  # their runs are locked
     created = create_due_runs(connection, context, _RUNS, turn.skip_dags) if _is_due(work.dags_us, now_us) else 0
     # Decide tasks before starting runs, so that runs whose tasks cannot start are known.
     decided = _decide_pending(connection, context, turn.limit, skip) if work.pending else 0
@@ -123,36 +126,19 @@ def take_scheduler_turn(connection: Connection, turn: SchedulerTurn, context: Ca
 
 def _is_turn_of_maps(work: _Work, now_us: int) -> bool:
     """Whether a turn expands maps, and does nothing else that locks tasks; with other work, every second one does."""
-    others = work.queued or work.pending or work.blocked or work.streams or work.held or work.unserved
-    others = others or any(_is_due(time, now_us) for time in work.times)
+    others = work.queued or work.pending or work.scheduled or work.blocked or work.streams or work.held
+    others = others or work.unserved or any(_is_due(time, now_us) for time in work.times)
     return work.maps and not (others and now_us & 1)
 
 
-def _expand(
-    connection: Connection, turn: SchedulerTurn, context: CallContext, work: _Work, *, cuts: bool
-) -> SchedulerAnswer:
-    """Admit tasks, and then expand maps; the maps stay locked no longer than that takes.
-
-    Args:
-        connection: A connection inside a transaction.
-        turn: The turn.
-        context: The transaction's context.
-        work: What there is to do.
-        cuts: Whether chunks of maps are due.
-    """
-    by, skip = f"scheduler {turn.session}", turn.skip_runs
-    admitted = admit_tasks(connection, context, by, turn.limit, skip) if work.scheduled else Admitted()
-    expanded = expand_maps(connection, context, skip, turn.map_limits, due=cuts)
+def _end_turn_of_maps(context: CallContext, work: _Work) -> SchedulerAnswer:
     return SchedulerAnswer(
         min(work.times, default=None),
         context.now_us,
-        # Elements that are created while nothing else happens are admitted at once.
-        admitted.more or context.left or (expanded > 0 and not admitted.count),
-        admitted.count,
-        admitted.count,
+        True,  # new elements are admitted at once
         broken_runs=tuple(sorted(context.broken_runs)),
-        skipped=context.skipped or not expanded,
-        again=expanded > 0 or admitted.count > 0,
+        skipped=context.skipped,
+        again=True,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 import structlog
-from sqlalchemy import Connection, Update, and_, update
+from sqlalchemy import Connection, Update, and_, select, update
 
 from tidemill.core.errors import describe_error
 from tidemill.core.tasks.attempt import Already, Answer, Fenced, Moved, Refused
@@ -116,7 +116,7 @@ def _store_one(
                 raise
             reason = f"cannot store the report: {describe_error(error)}"
             log.exception("cannot store the report of an attempt", task=report.task)
-    return AttemptReportOutcome(report.task, OutcomeKind.REFUSED, reason)
+    return AttemptReportOutcome(report.task, OutcomeKind.UNSTORED, reason)
 
 
 def _store_some(
@@ -149,7 +149,7 @@ def _store_some(
     board.give_all([(entry.id, Ended(entry.row.epoch)) for entry in ended], by)
     close_board(board, writes=writes)
     _write_labels(connection, reports, answers)
-    return tuple(_build_outcome(report, answer) for report, answer in zip(reports, answers, strict=True))
+    return tuple(_build_outcome(board, report, answer) for report, answer in zip(reports, answers, strict=True))
 
 
 def _write_labels(connection: Connection, reports: Sequence[AttemptReport], answers: Sequence[Answer | None]) -> None:
@@ -223,8 +223,11 @@ def _build_deferred(epoch: int, deferral: Deferral, request: str, context: CallC
     return Deferred(epoch, packed, deferral.method, kwargs, *limits, request)
 
 
-def _build_outcome(report: AttemptReport, answer: Answer | None) -> AttemptReportOutcome:
+def _build_outcome(board: Board, report: AttemptReport, answer: Answer | None) -> AttemptReportOutcome:
     if answer is None:
+        run = board.connection.execute(select(task_instance.c.run).where(task_instance.c.id == report.task)).scalar()
+        if run in board.context.broken_runs:
+            return AttemptReportOutcome(report.task, OutcomeKind.UNSTORED, "the structure of its DAG cannot be read")
         return AttemptReportOutcome(report.task, OutcomeKind.REFUSED, "there is no such task")
     reason = answer.reason if isinstance(answer, Refused) else ""
     return AttemptReportOutcome(report.task, _KINDS[type(answer)], reason)

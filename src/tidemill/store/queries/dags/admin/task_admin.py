@@ -32,6 +32,7 @@ from tidemill.store.queries.dags.admin.group_admin import (
 )
 from tidemill.store.queries.dags.admin.map_clearing import forget_failures, select_followers
 from tidemill.store.queries.dags.attempts.iterations import forget_parts, retry_parts
+from tidemill.store.queries.dags.items.backlog import measure_elements
 from tidemill.store.queries.dags.items.items import begin_again, forget_streams
 from tidemill.store.queries.dags.maps.locks import lock_elements, lock_failed_elements
 from tidemill.store.queries.dags.maps.reopening import can_reopen, has_comparable_items
@@ -51,6 +52,7 @@ def clear_tasks(connection: Connection, request: ClearTasks, context: CallContex
     board, run = _lock_run(connection, request.dag_id, request.run_id, context)
     numbers = _find_parts(run, request)
     if numbers is not None:
+        _check_measured(connection, run, request, numbers)
         request = msgspec.structs.replace(request, map_index=0, indexes=None)
     keys = _select_keys(run, request)
     named = {name for _, name, _ in keys}
@@ -135,6 +137,18 @@ def _find_parts(run: RunEntry, request: ClearTasks | MarkTasks) -> tuple[int, in
             f"task {iterated[0]!r} runs its elements in one attempt; name no other task with the map index",
         )
     return request.indexes or (request.map_index, request.map_index)
+
+
+def _check_measured(connection: Connection, run: RunEntry, request: ClearTasks, numbers: tuple[int, int]) -> None:
+    """Check that a task has an element with the first of two indexes.
+
+    Raises:
+        CallRefusedError: Its sources have not given so many.
+    """
+    (name,) = request.task_ids
+    mapped = run.plan.tasks[name].structure.mapped
+    if mapped is not None and numbers[0] >= measure_elements(connection, run.id, name, mapped).parts:
+        raise refuse_instance(request.dag_id, request.run_id, name, numbers[0])
 
 
 def _clear_parts(board: Board, cleared: Sequence[TaskEntry], numbers: tuple[int, int] | None, *, failed: bool) -> None:

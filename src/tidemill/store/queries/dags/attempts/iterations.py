@@ -32,7 +32,7 @@ from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.calls.iteration_calls import GetParts, IterationPage, KeepParts, PartCounts, PartToRun
 from tidemill.store.context import CallContext
-from tidemill.store.dag_tables import IS_LEFT_PART, task_iteration, task_part
+from tidemill.store.dag_tables import IS_BLOCKED, IS_LEFT_PART, task_instance, task_iteration, task_part
 from tidemill.store.queries.dags.items.backlog import YIELDED, measure_parts
 from tidemill.store.queries.dags.items.chunks import find_ranges
 from tidemill.store.queries.dags.items.parts import MAX_ITEMS, find_sources, read_page
@@ -40,7 +40,7 @@ from tidemill.store.queries.dags.values.task_values import check_attempt
 from tidemill.store.queries.dags.values.xcoms import find_fault
 from tidemill.store.statements import Statement
 
-_PART, _COUNT = task_part.c, task_iteration.c
+_PART, _COUNT, _TASK = task_part.c, task_iteration.c, task_instance.c
 _STATES = ("success", "failed", "skipped", "up_for_retry")
 _KEPT = RowSet("kept_parts", number=int, state=str, tries=int, value=str, error=str, started_us=int)
 _NUMBERS = RowSet("part_numbers", number=int)
@@ -134,8 +134,8 @@ def keep_parts(connection: Connection, request: KeepParts, context: CallContext)
     values = {f"new_{state}": changed[state] for state in _STATES}
     values |= {"of_task": request.task, "seen": request.seen, "running": request.running, "now_us": context.now_us}
     ((success, failed, skipped),) = _count.fetch(connection, values)
-    # A generator may wait until enough of its items are taken.
-    context.bells.add(Channel.SCHEDULER)
+    if _waiting_source.fetch(connection, {"of_task": request.task}):
+        context.bells.add(Channel.SCHEDULER)
     first: tuple[int | None, str | None] = (None, None)
     if failed and not request.running:
         first = _first_failed.fetch(connection, {"of_task": request.task})[0]
@@ -181,6 +181,15 @@ def _count(dialect: str) -> Executable:
     new["seen"] = case((larger, statement.excluded.seen), else_=_COUNT.seen)
     statement = statement.on_conflict_do_update(index_elements=["task"], set_=new)
     return statement.returning(_COUNT.success, _COUNT.failed, _COUNT.skipped)  # type: ignore[no-any-return]
+
+
+@Statement
+def _waiting_source(dialect: str) -> Select[Any]:
+    """Build the statement that finds a generator of the run that waits until enough of its items are taken."""
+    run = select(_TASK.run).where(_TASK.id == bindparam("of_task")).scalar_subquery()
+    # The `+ 0` keeps the databases from reading all tasks of the run.
+    waits = and_(text(IS_BLOCKED), _TASK.run + literal_column("0") == run)
+    return select(_TASK.id).where(waits).limit(literal_column("1"))
 
 
 @Statement

@@ -18,15 +18,17 @@ from tidemill.core.tasks.structure import ChunkStructure, MapStructure
 from tidemill.core.tasks.task_row import ENDED
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.context import CallContext
-from tidemill.store.dag_plan import DagPlan
+from tidemill.store.dag_plan import DagPlan, TaskPlan
 from tidemill.store.dag_tables import (
     IS_BLOCKED,
+    IS_LEFT_PART,
     dag_run,
     dag_version,
     map_item,
     task_instance,
     task_iteration,
     task_map,
+    task_part,
 )
 from tidemill.store.queries.dags.items.stored_sources import StoredSources, read_sources
 from tidemill.store.queries.dags.state.task_rows import COLUMNS, load_plan
@@ -93,6 +95,15 @@ def measure_parts(
     if find_wait(mapped, mapped.chunk) is None:
         return MeasuredParts(items, count_chunks(items, mapped.chunk.max_items, closed=closed), closed)
     return MeasuredParts(items, count_items(connection, head, CUT), closed)
+
+
+def measure_elements(connection: Connection, run: int, task_id: str, mapped: MapStructure) -> MeasuredParts:
+    """Return what the sources of a mapped task have given; nothing before its map opens."""
+    ((head, closed, text),) = _opened.fetch(connection, {"of_run": run, "of_task": task_id})
+    sources = read_sources(text)
+    if not sources.factors:
+        return MeasuredParts(0, 0, closed=False)
+    return measure_parts(connection, head, mapped, sources, closed=bool(closed))
 
 
 @Statement
@@ -261,7 +272,7 @@ def unblock_sources(connection: Connection, context: CallContext, by: str, skip:
     rows = [_Waiting(*row) for row in _full.fetch(connection, given, bool(skip))]
 
     def unblock(sources: list[_Waiting]) -> int:
-        ready = [one.id for one in sources if has_room(connection, one.run, one.id, one.task_id)]
+        ready = [one.id for one in sources if _may_go_on(connection, one, context.now_us)]
         if not ready:
             return 0
         board = Board(connection, context)
@@ -282,7 +293,7 @@ class _Waiting(NamedTuple):
 
 
 def has_room(connection: Connection, run: int, task: int, task_id: str) -> bool:
-    """Return whether a generator that waits, or an attempt that waits for elements, may go on.
+    """Return whether a generator that waits may go on.
 
     Args:
         connection: A connection inside a transaction.
@@ -290,20 +301,39 @@ def has_room(connection: Connection, run: int, task: int, task_id: str) -> bool:
         task: The instance of the task.
         task_id: Its name.
     """
-    ((version, digest),) = _version.fetch(connection, {"of_run": run})
-    plan = load_plan(connection, version, digest)
-    mapped = plan.tasks[task_id].structure.mapped
-    if mapped is not None and mapped.iterated:
-        return _has_elements(connection, run, task_id, mapped)
-    consumers = find_consumers(connection, plan, run, task_id)
+    consumers = find_consumers(connection, _load_plan(connection, run), run, task_id)
     return consumers.measure(connection, task).has_room(consumers.max_items)
 
 
-def _has_elements(connection: Connection, run: int, task_id: str, mapped: MapStructure) -> bool:
-    """Return whether a source has given more elements than an attempt has read, or has closed."""
-    ((head, closed, sources),) = _opened.fetch(connection, {"of_run": run, "of_task": task_id})
-    found = measure_parts(connection, head, mapped, read_sources(sources), closed=bool(closed))
-    return found.closed or found.parts > _count_seen(connection, run, task_id)
+def _may_go_on(connection: Connection, one: _Waiting, now_us: int) -> bool:
+    """Return whether a generator that waits, or an attempt that waits for elements, may go on."""
+    plan = _load_plan(connection, one.run).tasks[one.task_id]
+    mapped = plan.structure.mapped
+    if mapped is not None and mapped.iterated:
+        return _has_elements(connection, one.run, one.id, plan, mapped, now_us)
+    return has_room(connection, one.run, one.id, one.task_id)
+
+
+def _load_plan(connection: Connection, run: int) -> DagPlan:
+    ((version, digest),) = _version.fetch(connection, {"of_run": run})
+    return load_plan(connection, version, digest)
+
+
+def _has_elements(
+    connection: Connection, run: int, task: int, plan: TaskPlan, mapped: MapStructure, now_us: int
+) -> bool:
+    """Return whether a source has given more elements than an attempt has read or has closed, or a retry is due."""
+    found = measure_elements(connection, run, plan.structure.id, mapped)
+    if found.closed or found.parts > _count_seen(connection, run, plan.structure.id):
+        return True
+    return bool(_due_part.fetch(connection, {"of_task": task, "since": now_us - plan.structure.retry_delay_us}))
+
+
+@Statement
+def _due_part(dialect: str) -> Select[Any]:
+    mine = and_(task_part.c.task == bindparam("of_task"), text(IS_LEFT_PART))
+    failed = and_(task_part.c.state == literal_column("'up_for_retry'"), task_part.c.ended_us <= bindparam("since"))
+    return select(task_part.c.number).where(and_(mine, failed)).limit(literal_column("1"))
 
 
 @Statement

@@ -17,13 +17,14 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, and_, bindparam, func, literal_column, select
 
-from tidemill.core.tasks.dependencies import TaskOutcome, Told
+from tidemill.core.tasks.dependencies import TaskOutcome, Told, TriggerRule
 from tidemill.core.tasks.expansion import (
     Compared,
     Expansion,
     Look,
     MapInput,
     MapPolicy,
+    MapRow,
     MapStopReason,
     Shortened,
     SourceAgain,
@@ -34,6 +35,7 @@ from tidemill.core.tasks.expansion import (
     find_count,
 )
 from tidemill.core.tasks.inputs import Channel, Clear, MapTold, Remove
+from tidemill.core.tasks.instance import UNMAPPED
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.core.wording import format_count
 from tidemill.store.calls.service_calls import MapLimits
@@ -62,6 +64,8 @@ from tidemill.store.statements import Statement
 
 _TASK = task_instance.c
 _BY = "scheduler"
+#: The rules by which a task may run before its upstream is done.
+_EARLY = frozenset({TriggerRule.ONE_SUCCESS, TriggerRule.ONE_FAILED, TriggerRule.ONE_DONE, TriggerRule.ALWAYS})
 
 
 def look_at_maps(
@@ -90,6 +94,8 @@ def look_at_maps(
         if work.following is not None:
             lock_passed(board, work.head, work.following)
     parts = [part for work in works if work.group is not None for part in work.group.parts.values()]
+    # A worker that holds a task which runs before its upstream is done may be about to wait for the map.
+    board.load((head.run.id, name, UNMAPPED) for head in (*heads, *parts) for name in _list_early(head))
     stored = _read_maps(connection, [*[work.head for work in works], *parts], limits, locks=True)
     for work in works:
         if work.following is not None and (unseen := find_unseen(board, work.head, work.following)):
@@ -97,6 +103,12 @@ def look_at_maps(
             work.left = True
     for work in works:
         _step(board, work, stored)
+
+
+def _list_early(head: TaskEntry) -> list[str]:
+    """Return the tasks that the map tells, and that may run before it is done."""
+    tasks = head.run.plan.tasks
+    return [name for name, _ in head.successors if tasks[name].rule in _EARLY]
 
 
 def _read_maps(
@@ -300,4 +312,19 @@ def _tell(board: Board, head: TaskEntry, stored: StoredMap, *, changed: bool) ->
         return
     board.give(head, MapTold(head.row.epoch, row.told), _BY)
     if head.row.outcome in (TaskOutcome.FAILED, TaskOutcome.UPSTREAM_FAILED):
-        head.error = stored.error or (f"{row.failed:,} of {row.arrived:,} elements failed" if row.failed else None)
+        head.error = stored.error or (_describe_failed(board.connection, head, row) if row.failed else None)
+
+
+def _describe_failed(connection: Connection, head: TaskEntry, row: MapRow) -> str:
+    if head.plan.iterated:
+        # The map has one element: the attempt, which says how many of the elements failed.
+        for (error,) in _attempt_error.fetch(connection, {"of_run": head.run.id, "of_task": head.task_id}):
+            if error:
+                return str(error)
+    return f"{row.failed:,} of {row.arrived:,} elements failed"
+
+
+@Statement
+def _attempt_error(dialect: str) -> Select[Any]:
+    mine = and_(_TASK.run == bindparam("of_run"), _TASK.task_id == bindparam("of_task"))
+    return select(_TASK.error).where(and_(mine, _TASK.map_index == literal_column("0")))

@@ -38,7 +38,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 
 from tidemill.core.tasks.dependencies import TaskOutcome
-from tidemill.core.tasks.inputs import TriggerStopReason
+from tidemill.core.tasks.inputs import Channel, TriggerStopReason
 from tidemill.store.batches import RowSet, find_dialect
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import map_item, task_callback, task_instance, task_journal, xcom
@@ -195,6 +195,7 @@ def write_effects(connection: Connection, effects: Effects, context: CallContext
         _make_triggers(connection, effects.made, context)
     if effects.callbacks:
         write_callbacks(connection, effects.callbacks, context.now_us)
+        context.bells.add(Channel.WORKER)
 
 
 def _write_journal(connection: Connection, journal: Sequence[JournalRow], now_us: int) -> None:

@@ -431,16 +431,16 @@ def _named_lock(dialect: str) -> Select[Any]:
     return select(*COLUMNS).join(given, same).order_by(_TASK.id).with_for_update(of=task_instance)
 
 
-def lock_pending(connection: Connection, runs: Collection[int], limit: int) -> list[TaskValues]:
-    """Lock pending tasks of the given runs."""
+def find_pending(connection: Connection, runs: Collection[int], limit: int) -> dict[int, int]:
+    """Return the map indexes of pending tasks of the given runs, by task."""
     given = IDS.build_parameters(find_dialect(connection), build_id_rows(runs))
-    return _pending_lock.fetch(connection, {**given, "most": limit})
+    return dict(_pending.fetch(connection, {**given, "most": limit}))
 
 
 @Statement
-def _pending_lock(dialect: str) -> Select[Any]:
+def _pending(dialect: str) -> Select[Any]:
     wanted = and_(_TASK.run.in_(select(IDS.build_source(dialect).c.id)), _TASK.pending == literal_column("1"))
-    return select(*COLUMNS).where(wanted).order_by(_TASK.run, _TASK.id).limit(bindparam("most")).with_for_update()
+    return select(_TASK.id, _TASK.map_index).where(wanted).order_by(_TASK.run, _TASK.id).limit(bindparam("most"))
 
 
 def write_tasks(connection: Connection, entries: Iterable[TaskEntry]) -> None:

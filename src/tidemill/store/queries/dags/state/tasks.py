@@ -208,7 +208,6 @@ def end_run(board: Board, run: RunEntry) -> None:
         if name in run.plan.structure.callbacks:
             cause = run.reason or (f"tasks failed: {', '.join(failed[:20])}" if failed else None)
             board.add_callback(DueCallback(run.id, None, 0, name, cause, "default"))
-            board.context.bells.add(Channel.WORKER)
         board.context.bells.add(Channel.SCHEDULER)
     # Nothing is left to stop; what a user clears now has to run.
     run.state, run.ended_us, run.stop, run.changed = state, board.context.now_us, None, True

@@ -58,10 +58,10 @@ from tidemill.store.queries.dags.state.task_rows import (
     RunEntry,
     TaskEntry,
     TaskValues,
+    find_pending,
     find_units,
     locate_tasks,
     lock_named,
-    lock_pending,
     lock_runs,
     lock_tasks,
     lock_units,
@@ -176,11 +176,13 @@ class Board:
 
     def add_pending(self) -> None:
         """Lock pending tasks of locked runs, up to the limit."""
-        rows = lock_pending(self.connection, self.runs, self.limit)
-        self.add([row[0] for row in rows if row[3] != UNMAPPED])
-        self._add(rows)
-        self.left = self.left or len(rows) >= self.limit
-        self.doubt(self.tasks[row[0]] for row in rows if row[0] in self.tasks)
+        found = find_pending(self.connection, self.runs, self.limit)
+        elements = [task for task, index in found.items() if index != UNMAPPED]
+        if found:
+            # The units of elements are found first: a task in a unit is locked after it.
+            self._add_locked(found, find_units(self.connection, elements) if elements else ())
+        self.left = self.left or len(found) >= self.limit
+        self.doubt(entry for task in found if (entry := self.tasks.get(task)) is not None and entry.pending)
 
     def load(self, keys: Iterable[InstanceKey]) -> None:
         """Lock task instances of locked runs."""

@@ -6,7 +6,7 @@ Invariants: lists read at most one page.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import Connection, Row, Select, and_, func, literal_column, select, text
@@ -43,6 +43,7 @@ from tidemill.store.dag_tables import (
     task_journal,
     task_part,
 )
+from tidemill.store.queries.dags.items.backlog import measure_elements
 from tidemill.store.queries.dags.runs.progress import ACTIVE, count_tasks
 from tidemill.store.queries.dags.runs.runs import find_run
 from tidemill.store.queries.dags.state.task_rows import compute_rank, is_resumed, load_plan
@@ -63,6 +64,8 @@ _OPEN = {
     TaskState.DEFERRED: f"task_instance.{IS_DEFERRED}",
     TaskState.UP_FOR_RETRY: "task_instance.next_due_us IS NOT NULL",
 }
+#: How many elements that run in one attempt a page looks through.
+_WINDOW, _WINDOWS = 1_000, 20
 _FAILED = IS_BAD_ELEMENT.replace("state", "task_instance.state")
 #: The conditions of all indexes on elements by state.
 _INDEXED: dict[str, str] = {
@@ -133,42 +136,101 @@ def _read_unit_labels(connection: Connection, run: int, plan: DagPlan, rows: Seq
 
 
 def _list_parts(connection: Connection, run: int, plan: DagPlan, request: ListElements) -> Listed[TaskRecord]:
-    """Return the elements of a task that runs all of them in one attempt, as far as they have run."""
+    """Return the elements of a task that runs all in one attempt; those without a result are in state `none`."""
     only = and_(_TASK.run == run, _TASK.task_id == request.task_id, _TASK.map_index == 0)
     own = connection.execute(_select_tasks(None, 1).where(only)).first()
     if own is None:
         return Listed((), None)
-    first = max(0, request.first or 0, -1 if request.after is None else int(request.after) + 1)
-    mine = [_PART.task == own.id, _PART.number >= first]
-    if request.last is not None:
-        mine.append(_PART.number <= request.last)
-    if request.states:
-        mine.append(_PART.state.in_(request.states))
-        if TaskOutcome.SUCCESS not in request.states:
-            mine.append(text(IS_LEFT_PART.replace("state", "task_part.state")))
-    rows = connection.execute(
-        select(task_part).where(and_(*mine)).order_by(_PART.number).limit(request.limit + 1)
-    ).all()
-    record = _build_task(own, plan, request)
-    tries = plan.tasks[request.task_id].structure.retries + 1
+    if request.states and TaskState.NONE not in request.states:
+        rows, after = _fetch_parts(connection, own.id, request)
+    else:
+        rows, after = _fetch_all_parts(connection, run, plan, own.id, request)
+    since_us = own.started_us or own.since_us
+    record = msgspec.structs.replace(
+        _build_task(own, plan, request),
+        max_tries=plan.tasks[request.task_id].structure.retries + 1,
+        due_us=None,
+        label=None,
+        worker=None,
+    )
     records = tuple(
         msgspec.structs.replace(
             record,
             map_index=row.number,
             state=row.state,
             tries=row.tries,
-            max_tries=tries,
             started_us=row.started_us,
             ended_us=row.ended_us,
-            since_us=row.ended_us,
-            due_us=None,
+            since_us=since_us if row.ended_us is None else row.ended_us,
             error=row.error,
-            label=None,
-            worker=None,
         )
-        for row in rows[: request.limit]
+        for row in rows
     )
-    return Listed(records, str(records[-1].map_index) if len(rows) > request.limit else None)
+    return Listed(records, after)
+
+
+class _Part(NamedTuple):
+    """An element of a task that runs all of them in one attempt; by default, one without a result."""
+
+    number: int
+    state: str = TaskState.NONE.value
+    tries: int = 0
+    started_us: int | None = None
+    ended_us: int | None = None
+    error: str | None = None
+
+
+def _select_parts(task: int, first: int, last: int | None, limit: int) -> Select[Any]:
+    mine = [_PART.task == task, _PART.number >= first]
+    if last is not None:
+        mine.append(_PART.number <= last)
+    columns = [_PART[name] for name in _Part._fields]  # without the values, which may be large
+    return select(*columns).where(and_(*mine)).order_by(_PART.number).limit(limit)
+
+
+def _fetch_parts(connection: Connection, task: int, request: ListElements) -> tuple[list[_Part], str | None]:
+    """Return a page of the elements with a result in given states, and where the next page begins."""
+    statement = _select_parts(task, _find_first(request), request.last, request.limit + 1)
+    statement = statement.where(_PART.state.in_(request.states))
+    if TaskOutcome.SUCCESS not in request.states:
+        statement = statement.where(text(IS_LEFT_PART.replace("state", "task_part.state")))
+    rows = [_Part._make(row) for row in connection.execute(statement)]
+    found = rows[: request.limit]
+    return found, str(found[-1].number) if len(rows) > request.limit else None
+
+
+def _fetch_all_parts(
+    connection: Connection, run: int, plan: DagPlan, task: int, request: ListElements
+) -> tuple[list[_Part], str | None]:
+    """Return a page of the elements that the sources have given, and where the next page begins.
+
+    A page may be empty although others follow, if few elements are in the given states.
+    """
+    mapped = plan.tasks[request.task_id].structure.mapped
+    assert mapped is not None
+    end = measure_elements(connection, run, request.task_id, mapped).parts
+    end = end if request.last is None else min(end, request.last + 1)
+    first = _find_first(request)
+    found: list[_Part] = []
+    for _ in range(_WINDOWS):
+        window = range(first, min(end, first + _WINDOW))
+        rows = connection.execute(_select_parts(task, window.start, window.stop - 1, _WINDOW)) if window else ()
+        known = {row.number: _Part._make(row) for row in rows}
+        for number in window:
+            part = known.get(number) or _Part(number)
+            if request.states and part.state not in request.states:
+                continue
+            if len(found) >= request.limit:
+                return found, str(found[-1].number)
+            found.append(part)
+        first = window.stop if window else first
+        if first >= end:
+            return found, None
+    return found, str(first - 1)
+
+
+def _find_first(request: ListElements) -> int:
+    return max(0, request.first or 0, -1 if request.after is None else int(request.after) + 1)
 
 
 def _fetch_elements(connection: Connection, run: int, request: ListElements) -> list[Row[Any]]:
@@ -176,7 +238,7 @@ def _fetch_elements(connection: Connection, run: int, request: ListElements) -> 
     states = _select_states(connection, run, request)
     if request.states and not states:
         return []
-    first = max(0, request.first or 0, -1 if request.after is None else int(request.after) + 1)
+    first = _find_first(request)
     mine = [_TASK.task_id == request.task_id, _TASK.map_index >= first]
     if request.last is not None:
         mine.append(_TASK.map_index <= request.last)
@@ -299,9 +361,14 @@ def find_task(connection: Connection, request: TaskHistory | ReadLog) -> int:
     found = connection.execute(select(_TASK.id).where(wanted)).scalar()
     if found is None and request.map_index > 0:
         # Elements that run in one attempt have the history and the log of that attempt.
-        only = and_(_TASK.run == run, _TASK.task_id == request.task_id, _TASK.map_index == 0)
-        same = and_(_PART.task == _TASK.id, _PART.number == request.map_index)
-        found = connection.execute(select(_TASK.id).join(task_part, same).where(only)).scalar()
+        _, plan = _find_plan(connection, request.dag_id, request.run_id)
+        task = plan.tasks.get(request.task_id)
+        mapped = None if task is None else task.structure.mapped
+        if mapped is not None and mapped.iterated:
+            end = measure_elements(connection, run, request.task_id, mapped).parts
+            only = and_(_TASK.run == run, _TASK.task_id == request.task_id, _TASK.map_index == 0)
+            if request.map_index < end:
+                found = connection.execute(select(_TASK.id).where(only)).scalar()
     if found is None:
         raise refuse_instance(request.dag_id, request.run_id, request.task_id, request.map_index)
     return int(found)
