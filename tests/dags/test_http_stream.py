@@ -22,6 +22,7 @@ from tidemill.dags.attempt.streaming import StreamCursor
 from tidemill.dags.context.connection import Connection
 from tidemill.dags.operators import http_pages as module
 from tidemill.dags.operators.http_pages import HttpPagesTrigger
+from tidemill.triggers.builtin import http_client
 
 
 class Api:
@@ -73,7 +74,7 @@ class Api:
 
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
-    monkeypatch.setattr(module, "_BACKOFF", Backoff(0.01, 0.02))
+    monkeypatch.setattr(http_client, "_BACKOFF", Backoff(0.01, 0.02))
     api = Api()
     yield api
     api.server.shutdown()

@@ -18,7 +18,7 @@ from tests.triggers.builtin.triggers_contract import fired, made_again
 from tidemill.core.errors import ConfigError, RemoteError
 from tidemill.core.retry import Backoff
 from tidemill.runtime.embedded.broker import free_port
-from tidemill.triggers.builtin import http as module
+from tidemill.triggers.builtin import http_client
 from tidemill.triggers.builtin.http import HttpTrigger
 
 
@@ -79,7 +79,7 @@ class Site:
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.setattr(module, "_BACKOFF", Backoff(0.01, 0.02))
+    monkeypatch.setattr(http_client, "_BACKOFF", Backoff(0.01, 0.02))
     made = Site()
     yield made
     made.close()

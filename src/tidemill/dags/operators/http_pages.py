@@ -11,22 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import functools
-import random
 import ssl
 import time
 import zlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 import msgspec
 
 from tidemill.config.redaction import find_url_secrets, is_secret, redact_text
 from tidemill.core.delivery.http_delivery import parse_retry_after
 from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.core.retry import JITTER_BITS, Backoff, GiveUp, decide
 from tidemill.core.triggers.http_pages import (
     PageRule,
     find_next_link,
@@ -40,18 +36,22 @@ from tidemill.core.triggers.http_poll import PollAnswer, judge_answer
 from tidemill.core.wording import shorten
 from tidemill.dags.context.connection import Connection
 from tidemill.runtime.json.codec import EncodingError, encode
-from tidemill.runtime.sockets.http_proxy import find_proxy
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
 from tidemill.triggers.builtin.arguments import resolve_environment
+from tidemill.triggers.builtin.http_client import (
+    MAX_RETRY_AFTER_SECONDS,
+    build_client,
+    check_url,
+    find_delay,
+    load_client,
+    mask_url,
+)
 from tidemill.triggers.builtin.identities import compute_digest
 from tidemill.triggers.builtin.selection import encode_bytes
 
 if TYPE_CHECKING:
     import httpx
 
-_BACKOFF: Final = Backoff(0.5, 60.0)
-#: The longest Retry-After that is obeyed.
-_MAX_RETRY_AFTER_SECONDS: Final = 3600.0
 _GOOD: Final = range(200, 300)
 #: The only compression that is asked for: its output can be bounded.
 _PACKED: Final = ("gzip", "x-gzip")
@@ -125,7 +125,7 @@ class HttpPagesTrigger(BaseTrigger):
         """Check the arguments; do not connect yet."""
         super().__init__()
         if conn_id is None:
-            _check_url(url)
+            check_url(url)
         if next_url is not None and next_cursor is not None:
             raise ValueError("next_url and next_cursor are both set; leave one of them out")
         for name, value in {"timeout_seconds": timeout_seconds, "max_body_bytes": max_body_bytes}.items():
@@ -168,7 +168,7 @@ class HttpPagesTrigger(BaseTrigger):
         following, number = self._find_start(url, secrets)
         if following is None:
             return
-        httpx, verify = await asyncio.to_thread(_load_client)
+        httpx, verify = await asyncio.to_thread(load_client)
         seen: set[str] = set()
         most = self._kwargs["max_pages"]
         async with _open_client(httpx, verify, url, headers) as client:
@@ -180,15 +180,15 @@ class HttpPagesTrigger(BaseTrigger):
                 try:
                     following = find_next_page(self._rule, url, page.body, page.link)
                 except (TypeError, ValueError) as error:
-                    raise RemoteError(f"{_mask_url(url)}: {error}", retryable=False) from None
+                    raise RemoteError(f"{mask_url(url)}: {error}", retryable=False) from None
                 if following is not None and compute_digest(following) in seen:
                     raise RemoteError(
-                        f"{_mask_url(url)}: the next page is one that was read before; correct the path of the next "
+                        f"{mask_url(url)}: the next page is one that was read before; correct the path of the next "
                         "page",
                         retryable=False,
                     )
                 hidden = None if following is None else hide_secrets(following, secrets)
-                payload = {"number": number, "url": _mask_url(url), "body": page.body, "next": hidden}
+                payload = {"number": number, "url": mask_url(url), "body": page.body, "next": hidden}
                 _check_payload(url, payload)
                 yield TriggerEvent(payload, identity=f"{number}#{digest}")
                 number += 1
@@ -207,7 +207,7 @@ class HttpPagesTrigger(BaseTrigger):
             same_host = False
         if not same_host:
             raise RemoteError(
-                f"the page to continue with is not at {_mask_url(url)}; clear the task to begin from the first page",
+                f"the page to continue with is not at {mask_url(url)}; clear the task to begin from the first page",
                 retryable=False,
             )
         return following, start["number"]
@@ -220,7 +220,7 @@ class HttpPagesTrigger(BaseTrigger):
             connection = await asyncio.to_thread(Connection.get, given["conn_id"])
             url, headers = _complete_url(url, connection), _build_headers(connection)
             secrets = {name: str(value) for name in ("login", "password") if (value := getattr(connection, name))}
-            _check_url(url)
+            check_url(url)
         headers |= resolve_environment(given["headers"])
         params = resolve_environment(given["params"] or {})
         for values, resolved in ((given["headers"], headers), (given["params"] or {}, params)):
@@ -266,14 +266,14 @@ class HttpPagesTrigger(BaseTrigger):
         except httpx.LocalProtocolError:
             # The text of the error may contain the header.
             raise ConfigError(
-                f"the request for {_mask_url(url)} has a header that HTTP does not allow; correct the headers, and "
+                f"the request for {mask_url(url)} has a header that HTTP does not allow; correct the headers, and "
                 "the login and password of the connection"
             ) from None
         except httpx.TransportError as error:
             # The text of the error may contain the URL.
             return _Failure(type(error).__name__)
         except httpx.InvalidURL as error:
-            raise RemoteError(f"{_mask_url(url)}: {type(error).__name__}", retryable=False) from None
+            raise RemoteError(f"{mask_url(url)}: {type(error).__name__}", retryable=False) from None
 
     def _find_link(self, url: str, answer: httpx.Response) -> str | None:
         if self._rule.needs_json:
@@ -281,7 +281,7 @@ class HttpPagesTrigger(BaseTrigger):
         try:
             return find_next_link(answer.headers.get("link"))
         except ValueError as error:
-            raise RemoteError(f"{_mask_url(url)}: {error}; correct it on the server", retryable=False) from None
+            raise RemoteError(f"{mask_url(url)}: {error}; correct it on the server", retryable=False) from None
 
     def _decode(self, url: str, body: bytes, answer: httpx.Response) -> Any:
         try:
@@ -296,7 +296,7 @@ class HttpPagesTrigger(BaseTrigger):
             if not says_json:
                 advice = "leave out next_url and next_cursor to follow the Link header, or correct the URL"
             raise RemoteError(
-                f"{_mask_url(url)} responded with a page that is not JSON, or not JSON that can be read (its content "
+                f"{mask_url(url)} responded with a page that is not JSON, or not JSON that can be read (its content "
                 f"type is {said!r}); {advice}",
                 retryable=False,
             ) from None
@@ -306,7 +306,7 @@ class HttpPagesTrigger(BaseTrigger):
         packed = answer.headers.get("content-encoding", "").strip().lower()
         if packed not in ("", "identity", *_PACKED):
             raise RemoteError(
-                f"{_mask_url(url)} responded with the content encoding {shorten(packed, _SHOWN_CHARACTERS)!r}, "
+                f"{mask_url(url)} responded with the content encoding {shorten(packed, _SHOWN_CHARACTERS)!r}, "
                 "although only gzip was asked for; correct it on the server",
                 retryable=False,
             )
@@ -317,23 +317,21 @@ class HttpPagesTrigger(BaseTrigger):
                 body += chunk if unpacker is None else unpacker.unpack(chunk, most + 1 - len(body))
             except zlib.error:
                 raise RemoteError(
-                    f"{_mask_url(url)} responded with a body that is not gzip, although it says so; correct it on the "
+                    f"{mask_url(url)} responded with a body that is not gzip, although it says so; correct it on the "
                     "server",
                     retryable=False,
                 ) from None
             if len(body) > most:
                 raise RemoteError(
-                    f"{_mask_url(url)} responded with more than {most:,} bytes; request smaller pages",
+                    f"{mask_url(url)} responded with more than {most:,} bytes; request smaller pages",
                     retryable=False,
                 )
         return None if unpacker is not None and not unpacker.is_complete else bytes(body)
 
     async def _back_off(self, url: str, failures: int, failure: _Failure) -> None:
-        decision = decide(failures, self._kwargs["max_retries"], _BACKOFF, random.getrandbits(JITTER_BITS))
-        if isinstance(decision, GiveUp):
-            raise RemoteError(f"{_mask_url(url)} failed {failures} times in a row; the last failure: {failure.text}")
-        self.log.info("a page failed; retrying", url=_mask_url(url), error=failure.text)
-        await asyncio.sleep(max(decision.delay_seconds, failure.pause_seconds))
+        delay = find_delay(url, failures, self._kwargs["max_retries"], failure.text)
+        self.log.info("a page failed; retrying", url=mask_url(url), error=failure.text)
+        await asyncio.sleep(max(delay, failure.pause_seconds))
 
 
 class _Unpacker:
@@ -369,11 +367,11 @@ def _check_payload(url: str, payload: Mapping[str, Any]) -> None:
         size = len(encode(payload, "the page").encode("utf-8", "replace"))
     except EncodingError as error:
         raise RemoteError(
-            f"{_mask_url(url)} responded with a page that cannot be stored: {error}", retryable=False
+            f"{mask_url(url)} responded with a page that cannot be stored: {error}", retryable=False
         ) from None
     if size > _MAX_PAYLOAD_BYTES:
         raise RemoteError(
-            f"{_mask_url(url)} responded with a page of {size:,} bytes as JSON; at most {_MAX_PAYLOAD_BYTES:,} are "
+            f"{mask_url(url)} responded with a page of {size:,} bytes as JSON; at most {_MAX_PAYLOAD_BYTES:,} are "
             "stored; request smaller pages",
             retryable=False,
         )
@@ -390,42 +388,33 @@ def is_start(value: object) -> bool:
 def _find_pause(answer: httpx.Response) -> float:
     """Return the seconds that the server asks to wait."""
     headers = answer.headers
-    return parse_retry_after(headers.get("retry-after"), headers.get("date"), time.time(), _MAX_RETRY_AFTER_SECONDS)
+    return parse_retry_after(headers.get("retry-after"), headers.get("date"), time.time(), MAX_RETRY_AFTER_SECONDS)
 
 
 def _describe_refusal(url: str, answer: httpx.Response) -> str:
-    said = f"{_mask_url(url)} responded with status {answer.status_code}, which a retry will not change; "
+    said = f"{mask_url(url)} responded with status {answer.status_code}, which a retry will not change; "
     if not answer.has_redirect_location:
         return f"{said}correct the URL or the credentials"
-    to = shorten(_mask_url(answer.headers["location"]), 4 * _SHOWN_CHARACTERS)
+    to = shorten(mask_url(answer.headers["location"]), 4 * _SHOWN_CHARACTERS)
     return f"{said}it redirects to {to}, which is not followed; correct the URL"
 
 
 def _open_client(library: Any, verify: ssl.SSLContext, url: str, headers: Mapping[str, Any]) -> httpx.AsyncClient:
     sent = {"accept-encoding": "gzip", **{name.lower(): value for name, value in headers.items()}}
     try:
-        client: httpx.AsyncClient = library.AsyncClient(
-            verify=verify, timeout=None, trust_env=False, proxy=find_proxy(url), headers=sent
-        )
+        return build_client(library, verify, url, sent)
     except (TypeError, UnicodeError, AttributeError):
         # The text of the error may contain the header.
         raise ConfigError(
-            f"the headers for {_mask_url(url)} have a value that is not ASCII text; correct the headers of the task "
+            f"the headers for {mask_url(url)} have a value that is not ASCII text; correct the headers of the task "
             "and of the connection"
         ) from None
-    return client
 
 
 def _split(path: JsonPath | None) -> tuple[str, ...] | None:
     if path is None:
         return None
     return tuple(path.split(".")) if isinstance(path, str) else tuple(path)
-
-
-def _check_url(url: str) -> None:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"url must start with http:// or https:// and a host, got {_mask_url(url)!r}")
 
 
 def _complete_url(url: str, connection: Connection) -> str:
@@ -449,20 +438,3 @@ def _build_headers(connection: Connection) -> dict[str, str]:
     elif connection.password:
         headers["authorization"] = f"Bearer {connection.password}"
     return headers
-
-
-@functools.cache
-def _load_client() -> tuple[Any, ssl.SSLContext]:
-    """Return httpx and a TLS context; both are slow to load, so load them once, in a thread."""
-    try:
-        import httpx
-    except ModuleNotFoundError as error:
-        raise ConfigError("pages of an API need the package httpx; install tidemill[http]") from error
-    return httpx, ssl.create_default_context()
-
-
-def _mask_url(url: str) -> str:
-    """Return a URL without user, query and fragment."""
-    shown = redact_text(url.partition("#")[0])
-    base, mark, _ = shown.partition("?")
-    return f"{base}?***" if mark else base

@@ -7,33 +7,33 @@ response is read beyond a limit; URLs are shown without user and query, which ma
 from __future__ import annotations
 
 import asyncio
-import functools
 import random
-import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 import msgspec
 
-from tidemill.config.redaction import redact_text
-from tidemill.core.errors import ConfigError, RemoteError
-from tidemill.core.retry import JITTER_BITS, Backoff, GiveUp, decide
+from tidemill.core.errors import RemoteError
+from tidemill.core.retry import JITTER_BITS
 from tidemill.core.triggers.http_poll import PollAnswer, judge_answer, parse_retry_after
 from tidemill.core.triggers.json_condition import parse_condition
-from tidemill.runtime.sockets.http_proxy import find_proxy
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
 from tidemill.triggers.builtin.arguments import resolve_environment
+from tidemill.triggers.builtin.http_client import (
+    MAX_RETRY_AFTER_SECONDS,
+    build_client,
+    check_url,
+    find_delay,
+    load_client,
+    mask_url,
+)
 from tidemill.triggers.builtin.identities import compute_digest, shorten_middle
 from tidemill.triggers.builtin.selection import encode_bytes
 
 if TYPE_CHECKING:
     import httpx
 
-_BACKOFF: Final = Backoff(0.5, 60.0)
-#: The longest Retry-After that is obeyed.
-_MAX_RETRY_AFTER_SECONDS: Final = 3600.0
 #: The jitter of the pause between polls, as a fraction in both directions.
 _SPREAD: Final = 0.1
 
@@ -89,9 +89,7 @@ class HttpTrigger(BaseTrigger):
     ) -> None:
         """Check the arguments; do not connect yet."""
         super().__init__()
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"url must start with http:// or https:// and a host, got {_mask_url(url)!r}")
+        check_url(url)
         positive = {"poll_seconds": poll_seconds, "timeout_seconds": timeout_seconds, "max_body_bytes": max_body_bytes}
         for name, value in positive.items():
             if value <= 0:
@@ -115,7 +113,7 @@ class HttpTrigger(BaseTrigger):
             "max_retries": max_retries,
             "max_body_bytes": max_body_bytes,
         }
-        self._shown_url = _mask_url(url)
+        self._shown_url = mask_url(url)
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return the classpath and arguments of this trigger."""
@@ -190,20 +188,13 @@ class HttpTrigger(BaseTrigger):
 
     async def _ask(self, headers: dict[str, Any], params: dict[str, Any] | None) -> _HttpAnswer | str:
         """Return the response, or a description of the failure."""
-        httpx, verify = await asyncio.to_thread(_load_client)
+        httpx, verify = await asyncio.to_thread(load_client)
         given, seconds = self._kwargs, self._kwargs["timeout_seconds"]
         try:
             async with asyncio.timeout(seconds):
                 # Polls are rare, so each request has its own client. The timeout around it covers everything.
                 async with (
-                    httpx.AsyncClient(
-                        # httpx rejects some NO_PROXY entries for unrelated hosts, so `find_proxy` reads the environment
-                        # instead.
-                        verify=verify,
-                        timeout=None,
-                        trust_env=False,
-                        proxy=find_proxy(given["url"]),
-                    ) as client,
+                    build_client(httpx, verify, given["url"]) as client,
                     client.stream(
                         given["method"], given["url"], params=params, headers=headers, json=given["json"]
                     ) as answer,
@@ -231,29 +222,11 @@ class HttpTrigger(BaseTrigger):
         return bytes(body)
 
     async def _back_off(self, failures: int, answered: _HttpAnswer | str) -> None:
-        how, asked = answered, 0.0
         if isinstance(answered, _HttpAnswer):
             how = f"status {answered.status}"
-            asked = parse_retry_after(answered.retry_after, _MAX_RETRY_AFTER_SECONDS)
-        decision = decide(failures, self._kwargs["max_retries"], _BACKOFF, random.getrandbits(JITTER_BITS))
-        if isinstance(decision, GiveUp):
-            raise RemoteError(f"{self._shown_url} failed {failures} times in a row; the last failure: {how}")
+            asked = parse_retry_after(answered.retry_after, MAX_RETRY_AFTER_SECONDS)
+        else:
+            how, asked = answered, 0.0
+        delay = find_delay(self._kwargs["url"], failures, self._kwargs["max_retries"], how)
         self.log.info("a polled URL failed; retrying", url=self._shown_url, error=how)
-        await asyncio.sleep(max(decision.delay_seconds, asked))
-
-
-@functools.cache
-def _load_client() -> tuple[Any, ssl.SSLContext]:
-    """Return httpx and a TLS context; both are slow to load, so load them once, in a thread."""
-    try:
-        import httpx
-    except ModuleNotFoundError as error:
-        raise ConfigError("HTTP polls need the package httpx; install tidemill[http]") from error
-    return httpx, ssl.create_default_context()
-
-
-def _mask_url(url: str) -> str:
-    """Return a URL without user, query and fragment."""
-    shown = redact_text(url.partition("#")[0])
-    base, mark, _ = shown.partition("?")
-    return f"{base}?***" if mark else base
+        await asyncio.sleep(max(delay, asked))
