@@ -507,7 +507,7 @@ async def test_removed_elements_leave_the_counts_of_a_map_as_they_are(player: Pl
     assert (counts.created, counts.success, counts.failed, counts.unfinished) == (1, 1, 0, 0)
 
 
-async def test_clearing_what_failed_begins_a_map_anew_with_its_generator(player: Player) -> None:
+async def test_clearing_what_failed_opens_a_map_again_with_its_generator(player: Player) -> None:
     run = await player.create(dag(task("g", is_generator=True), mapped("m", MapSource("generator", "g"))))
     source = await player.claim_one()
     await emit(player, source, 0, "1", "2")
@@ -517,8 +517,11 @@ async def test_clearing_what_failed_begins_a_map_anew_with_its_generator(player:
     await player.report(source, Failure("no", may_retry=False))
     await player.schedule()
     cleared = await player.store.call(ClearTasks(run.dag_id, run.run_id, (), "tester", failed=True))
-    assert sorted(cleared) == ["g", "m"]
-    source = await player.claim_one()
+    assert sorted(cleared) == ["g", "m", "m[1]"]
+    again = {one.task_id: one for one in await player.claim()}
+    assert again["m"].elements == ("2",)
+    await player.report(again["m"], Success())
+    source = again["g"]
     await emit(player, source, 0, "8", "9")
     await player.report(source, Success())
     claimed = await player.claim()

@@ -130,7 +130,8 @@ def _estimate_starts(head: TaskEntry, one: _Marked, window: int) -> int:
         return 0
     room = window - one.unfinished - _count_retrying(window, one.retrying)
     if one.opened and one.closed:
-        room = min(room, one.arrived - one.created + one.waiting)
+        # Elements beyond a new end are removed, not started.
+        room = min(room, max(0, one.arrived - one.created) + one.waiting)
     return max(room, 0)
 
 
