@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
@@ -509,6 +510,16 @@ async def test_a_full_triggerer_calls_on_kill_of_triggers_whose_triggerer_is_gon
     await until(lambda: triggerers.store.kills == [(7, None)])
 
     assert "on_kill" in did(one)
+
+
+async def test_a_machine_that_was_suspended_acknowledges_nothing_before_the_next_heartbeat(monkeypatch):
+    store = TaskStore()
+    session = await store.call(BeginSession("triggerer", "t", "here", "boot", 1))
+    source = TaskSource(store, session, 1, (), TaskLogs(store, 65_536, KnownSecrets()))
+    assert await source.wait_leased()
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    monkeypatch.setattr(time, "clock_gettime", lambda clock: now + 3600 * (clock == time.CLOCK_BOOTTIME))
+    assert not await source.wait_leased()
 
 
 async def test_a_trial_of_more_triggers_than_there_is_room_for_ends_in_time():

@@ -31,7 +31,7 @@ from sqlalchemy import Connection
 from tidemill.core.errors import RemoteError
 from tidemill.core.triggers.session_watch import SessionLife, SessionWatch
 from tidemill.runtime.log.setup import throttle
-from tidemill.runtime.process.boot import read_boot_id
+from tidemill.runtime.process.boot import read_boot_id, read_boot_seconds
 from tidemill.runtime.process.identity_lock import IdentityLock
 from tidemill.store.database import Database
 from tidemill.store.queries.triggers.sessions import (
@@ -94,7 +94,7 @@ class Ownership:
         name: The name of this process, the same after each start.
         lock: The list's lock on this machine, which need not be held; None: there is none.
         pace: How fast dead sessions are noticed.
-        clock: A monotonic clock, in seconds.
+        clock: A monotonic clock, in seconds, that also counts while the machine is suspended, as leases do.
 
     Attributes:
         list_name: The name of the list.
@@ -109,7 +109,7 @@ class Ownership:
         name: str = "",
         lock: IdentityLock | None = None,
         pace: SessionPace | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = read_boot_seconds,
     ) -> None:
         self.list_name = list_name
         self.holder: ListHostSession | None = None

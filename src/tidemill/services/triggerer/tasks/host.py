@@ -147,7 +147,6 @@ class TaskHost:
             about.capacity,
             about.queues,
             logs,
-            self._clock,
             reserved=is_trial,
             grace_seconds=self._grace_seconds,
             lease=self._lease,

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -27,6 +26,7 @@ from tidemill.core.triggers.task_triggers import HAND_OVER, ClaimKey, TaskEnd, T
 from tidemill.runtime.log.setup import throttle
 from tidemill.runtime.store_clock import read_elapsed_us
 from tidemill.services.sessions.beats import note_clock
+from tidemill.runtime.process.boot import read_boot_seconds
 from tidemill.services.sessions.lease import ServiceLease
 from tidemill.services.triggerer.tasks.call_events import CallEvents
 from tidemill.services.triggerer.tasks.logs import TaskLog, TaskLogs
@@ -74,7 +74,7 @@ class TaskSource:
         capacity: How many run at once.
         queues: The queues whose triggers are claimed; empty: all.
         logs: The logs of their tasks.
-        clock: A monotonic clock, in seconds.
+        clock: A monotonic clock, in seconds, that also counts while the machine is suspended, as leases do.
         reserved: Whether to claim only triggers that are reserved for the session.
         grace_seconds: How long a task that a user cleared waits for the cleanup of its trigger.
         lease: The lease of the session: once it has expired, others may run the triggers.
@@ -102,7 +102,7 @@ class TaskSource:
         capacity: int,
         queues: tuple[str, ...],
         logs: TaskLogs,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = read_boot_seconds,
         *,
         reserved: bool = False,
         grace_seconds: float = 5.0,
