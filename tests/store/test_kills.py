@@ -8,12 +8,15 @@ import pytest
 from tests.store.dags import Player, dag, task
 
 from tidemill.core.tasks.endings import Deferral
+from tidemill.core.triggers.lost_hosts import KILL_LOSSES
+from tidemill.store.calls.callback_calls import ListCallbacks
 from tidemill.store.calls.instance_calls import ClearTasks
 from tidemill.store.calls.run_calls import CancelRun
-from tidemill.store.calls.service_calls import BeginSession, EndSession, LoseSession
+from tidemill.store.calls.service_calls import BeginSession, EndSession, LoseSession, TrialKind
 from tidemill.store.calls.trigger_calls import (
     ClaimedTrigger,
     ClaimTriggers,
+    FindSuspects,
     FiredEvent,
     HeldTriggers,
     KillCalled,
@@ -43,8 +46,8 @@ class Site:
         attempt = await self.player.claim_one()
         await self.player.turn(AttemptReport(attempt.task, attempt.epoch, Deferral("package.Class", "{}", "resume")))
 
-    async def begin(self) -> int:
-        return await self.store.call(BeginSession("triggerer", "t", "machine", "boot", 17))
+    async def begin(self, trial: TrialKind = TrialKind.NONE) -> int:
+        return await self.store.call(BeginSession("triggerer", "t", "machine", "boot", 17, trial=trial))
 
     async def claim(self, session: int) -> tuple[ClaimedTrigger, ...]:
         return await self.store.call(ClaimTriggers(session, next(REQUESTS), 10, ("default",), kills=True))
@@ -102,17 +105,50 @@ async def test_the_triggerer_of_the_trigger_calls_it(site: Site):
     assert await site.claim(other) == ()
 
 
-@pytest.mark.parametrize("end", [EndSession, LoseSession])
-async def test_another_one_calls_it_if_the_triggerer_has_ended_before_it_did(
-    site: Site, end: type[EndSession | LoseSession]
-):
+async def test_another_one_calls_it_if_the_triggerer_has_ended_before_it_did(site: Site):
     first, other = await site.begin(), await site.begin()
     await site.claim(first)
     await site.cancel()
-    await site.store.call(end(first))
+    await site.store.call(EndSession(first))
     assert await site.state() == "failed"
-    (kill,) = await site.claim(other)
-    assert kill.kill is not None
+    for _ in range(KILL_LOSSES):
+        (kill,) = await site.claim(other)
+        assert kill.kill is not None
+        await site.store.call(EndSession(other))
+        other = await site.begin()
+
+
+async def test_a_process_of_its_own_calls_it_if_the_triggerer_was_lost_meanwhile(site: Site):
+    first, other = await site.begin(), await site.begin()
+    await site.claim(first)
+    await site.cancel()
+    assert not (await site.store.call(FindSuspects(("default",)))).kills
+    await site.store.call(LoseSession(first))
+    assert await site.state() == "failed"
+
+    assert await site.claim(other) == (), "it may have killed the first one"
+    assert not (await site.store.call(FindSuspects(("other",)))).kills
+    assert (await site.store.call(FindSuspects(("default",)))).kills
+    trial = await site.begin(TrialKind.KILLS)
+    request = ClaimTriggers(trial, next(REQUESTS), 10, ("default",), reserved=True)
+    (kill,) = await site.store.call(request)
+    assert await site.store.call(request) == (kill,), "the answer was lost"
+    assert await site.store.call(KillCalled(trial, kill.kill or 0))
+    assert not (await site.store.call(FindSuspects(("default",)))).kills
+
+
+async def test_nothing_calls_it_any_more_once_it_has_killed_several_processes(site: Site):
+    session = await site.begin()
+    await site.claim(session)
+    await site.cancel()
+    for _ in range(KILL_LOSSES - 1):
+        await site.store.call(LoseSession(session))
+        session = await site.begin(TrialKind.KILLS)
+        assert len(await site.claim(session)) == 1
+    await site.store.call(LoseSession(session))
+    assert not (await site.store.call(FindSuspects(("default",)))).kills
+    (row,) = (await site.store.call(ListCallbacks(site.run.dag_id, site.run.run_id))).rows
+    assert (row.state, "its triggerer was lost 3 times" in (row.error or "")) == ("failed", True)
 
 
 async def test_another_one_calls_it_if_the_triggerer_was_handing_the_trigger_over(site: Site):
@@ -149,13 +185,13 @@ async def test_another_one_calls_it_for_a_trigger_that_waits_for_its_trial(site:
 
 
 async def test_one_whose_session_has_ended_leaves_it_to_another(site: Site):
-    cut_off, other = await site.begin(), await site.begin()
+    cut_off = await site.begin()
     (claimed,) = await site.claim(cut_off)
     await site.cancel()
     await site.store.call(LoseSession(cut_off))
     held = HeldTriggers(cut_off, ((claimed.id, claimed.token),))
     assert [one.reason for one in await site.store.call(held)] == ["hand-over"]
-    (kill,) = await site.claim(other)
+    (kill,) = await site.claim(await site.begin(TrialKind.KILLS))
     assert kill.kill is not None
 
 

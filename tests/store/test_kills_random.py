@@ -16,10 +16,11 @@ from tests.store.dags import Player, dag, task
 from tidemill.core.tasks.endings import Deferral
 from tidemill.core.tasks.task_row import TaskState
 from tidemill.store.calls.instance_calls import ClearTasks
-from tidemill.store.calls.service_calls import BeginSession, EndSession, LoseSession
+from tidemill.store.calls.service_calls import BeginSession, EndSession, LoseSession, TrialKind
 from tidemill.store.calls.trigger_calls import (
     ClaimTriggers,
     ClearDeaths,
+    FindSuspects,
     FiredEvent,
     HeldTriggers,
     KillCalled,
@@ -40,10 +41,10 @@ class Triggerer:
         self.site, self.session = site, 0
         self.held: dict[int, int] = {}
 
-    async def begin(self) -> None:
+    async def begin(self, trial: TrialKind = TrialKind.NONE) -> None:
         self.held.clear()
         self.session = await self.site.store.call(
-            BeginSession("triggerer", "t", "machine", "boot", 17, ("default",), 9)
+            BeginSession("triggerer", "t", "machine", "boot", 17, ("default",), 9, trial=trial)
         )
 
     async def claim(self) -> None:
@@ -55,6 +56,12 @@ class Triggerer:
             else:
                 self.held[one.id] = one.token
                 self.site.ran[one.task] = one.id
+
+    async def call_fatal_kills(self) -> None:
+        """Claim what was lost with a triggerer, in sessions for that."""
+        while (await self.site.store.call(FindSuspects(("default",)))).kills:
+            await self.begin(TrialKind.KILLS)
+            await self.claim()
 
     async def look(self) -> None:
         stops = await self.site.store.call(HeldTriggers(self.session, tuple(self.held.items())))
@@ -137,5 +144,6 @@ async def test_on_kill_is_called_for_user_actions_only_and_once_for_each(databas
         for one in site.triggerers:
             await one.look()
             await one.claim()
+    await Triggerer(site).call_fatal_kills()
     assert site.kills == Counter(site.stopped)
     assert len(site.stopped) > ACTIONS // 10

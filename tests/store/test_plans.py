@@ -93,8 +93,8 @@ from tidemill.store.calls.trigger_calls import (
     ClearDeaths,
     CountUndelivered,
     FailTrigger,
+    FindSuspects,
     FiredEvent,
-    HasSuspects,
     HeldTriggers,
     KillCalled,
     ListLoads,
@@ -329,7 +329,7 @@ class Everybody:
             await self.call(ClaimTriggers(lost, 1, 2))
             await self.call(LoseSession(lost))
         trial = await self.player.begin_service("triggerer")
-        await self.call(HasSuspects(("default",)))
+        await self.call(FindSuspects(("default",)))
         taken = await self.call(TakeSuspects(trial, ("default",)))
         await self.call(ClearDeaths(taken.triggers, 1))  # type: ignore[attr-defined]
         await self.call(ListLoads(trial, ("default",)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 from tests.store.dags import Player, dag, task
 
 from tidemill.core.tasks.endings import Deferral
@@ -17,12 +17,13 @@ from tidemill.store.calls.service_calls import (
     LoseSession,
     ReleaseLeft,
     StopSession,
+    TrialKind,
 )
 from tidemill.store.calls.trigger_calls import (
     ClaimTriggers,
     ClearDeaths,
+    FindSuspects,
     FiredEvent,
-    HasSuspects,
     ListOwnedTriggers,
     ReleaseTriggers,
     ReserveTriggers,
@@ -33,7 +34,7 @@ from tidemill.store.calls.trigger_calls import (
 from tidemill.store.calls.worker_calls import AttemptReport
 from tidemill.store.database import Database
 from tidemill.store.queries.sessions import claims, services
-from tidemill.store.tables import trigger_death
+from tidemill.store.tables import trigger, trigger_death
 
 QUEUES = ("default",)
 
@@ -69,7 +70,7 @@ class Site:
         """Try suspects in a host that is lost, or in a trial that is cleared."""
         parent = await self.begin()
         taken = await self.store.call(TakeSuspects(parent, QUEUES))
-        trial = await self.begin(parent=parent, trial=True)
+        trial = await self.begin(parent=parent, trial=TrialKind.SPLIT)
         await self.store.call(ReserveTriggers(parent, trial, taken.triggers))
         assert tuple(await self.claim(trial, reserved=True)) == taken.triggers
         if lose:
@@ -93,10 +94,10 @@ async def test_a_trigger_is_a_suspect_from_its_second_death_and_claimed_for_tria
 
     other = await site.begin()
     assert await site.claim(other) == []
-    assert await database.call(HasSuspects(QUEUES))
-    assert not await database.call(HasSuspects(("other",)))
+    assert (await database.call(FindSuspects(QUEUES))).triggers
+    assert not (await database.call(FindSuspects(("other",)))).triggers
     taken = await database.call(TakeSuspects(other, QUEUES))
-    assert taken == TakenSuspects((first[0],), 10.0)
+    assert taken == TakenSuspects((first[0],), 10.0, 2)
     owned = await database.call(ListOwnedTriggers(other))
     assert [(one.id, one.running, one.deaths) for one in owned] == [(first[0], False, 2)]
     assert (await database.call(TakeSuspects(other, QUEUES))).triggers == (first[1],)
@@ -153,7 +154,9 @@ async def test_a_loss_after_a_stop_or_with_a_known_cause_is_no_death(database: D
     assert (await database.call(ListOwnedTriggers(other)))[0].deaths == 0
 
 
-async def test_a_stream_with_a_suspect_is_tried_as_a_whole_and_not_claimed_meanwhile(database: Database):
+async def test_a_stream_with_a_suspect_is_split_if_the_others_do_not_wait_long_and_not_claimed_meanwhile(
+    database: Database,
+):
     site = Site(database)
     await site.defer(3, "topic")
     await site.die()
@@ -164,8 +167,34 @@ async def test_a_stream_with_a_suspect_is_tried_as_a_whole_and_not_claimed_meanw
     other = await site.begin()
     assert await site.claim(other) == [], "the third has one death only, but the same stream"
     taken = await database.call(TakeSuspects(other, QUEUES))
-    assert len(taken.triggers) == 1
+    assert (len(taken.triggers), taken.is_split) == (1, True)
     assert await database.call(TakeSuspects(other, QUEUES)) == TakenSuspects()
+    assert not (await database.call(FindSuspects(QUEUES))).triggers, "another session reads the stream"
+
+
+async def test_a_stream_whose_trial_lasts_long_is_tried_as_a_whole_and_others_join_it(database: Database):
+    site = Site(database)
+    await site.defer(2, "topic")
+    first, second = await site.die()
+    parent = await site.begin()
+    await database.call(ClaimTriggers(parent, 1, 1, QUEUES))
+    await database.call(LoseSession(parent))
+    lived = update(trigger_death).values(lived_us=3600_000_000)
+    await database.write(lambda connection: connection.execute(lived))
+    taken = await database.call(TakeSuspects(site.player.scheduler, QUEUES))
+    assert taken == TakenSuspects((first, second), 7200.0, 2), "one of them has had one death only"
+
+    about = {"parent": site.player.scheduler}
+    whole, split = [await site.begin(trial=kind, **about) for kind in (TrialKind.WHOLE, TrialKind.SPLIT)]
+    await database.call(ReserveTriggers(site.player.scheduler, whole, taken.triggers))
+    assert await site.claim(whole, reserved=True) == [first, second]
+    await site.defer(1, "topic")
+    assert await site.claim(split, reserved=True) == []
+    assert await site.claim(await site.begin()) == []
+    (joined,) = await site.claim(whole, 2, reserved=True)
+    assert await site.claim(whole, 2, reserved=True) == [joined], "the answer was lost"
+    await database.call(LoseSession(whole))
+    assert len(await site.count_alone()) == 3
 
 
 async def test_a_suspect_whose_task_was_cancelled_is_not_tried(database: Database):
@@ -175,7 +204,20 @@ async def test_a_suspect_whose_task_was_cancelled_is_not_tried(database: Databas
     await site.die()
     await database.call(CancelRun(site.run.dag_id, site.run.run_id, "tester"))
     await site.player.schedule()
-    assert not await database.call(HasSuspects(QUEUES))
+    assert not (await database.call(FindSuspects(QUEUES))).triggers
+
+
+async def test_the_deaths_of_a_suspect_that_has_ended_are_forgotten(database: Database):
+    site = Site(database)
+    await site.defer(1)
+    await site.die()
+    await site.die()
+    await database.call(ReleaseLeft())
+    assert len(await site.count_alone()) == 1
+    await database.call(CancelRun(site.run.dag_id, site.run.run_id, "tester"))
+    await site.player.schedule()
+    await database.call(ReleaseLeft())
+    assert await site.count_alone() == {}
 
 
 async def test_beginning_a_session_again_with_the_same_request_gives_the_same_session(database: Database):
@@ -220,7 +262,7 @@ async def test_one_that_was_alone_is_released_first(database: Database, monkeypa
     await site.defer(2)
     first, last = await site.die()
     parent = await site.begin()
-    child, trial = await site.begin(parent=parent), await site.begin(parent=parent, trial=True)
+    child, trial = await site.begin(parent=parent), await site.begin(parent=parent, trial=TrialKind.SPLIT)
     await site.claim(child)
     await database.call(ReserveTriggers(child, trial, (last,)))
     await site.claim(trial, reserved=True)
@@ -241,14 +283,19 @@ async def test_deaths_that_are_counted_during_a_claim_make_suspects(database: Da
     assert await site.claim(await site.begin()) == []
 
 
-async def test_a_last_trial_takes_all_other_suspects(database: Database):
+async def test_beside_other_trials_all_suspects_are_tried_that_have_waited_for_long(database: Database):
     site = Site(database)
     await site.defer(4)
     await site.die()
     await site.die()
     other = await site.begin()
     assert len((await database.call(TakeSuspects(other, QUEUES, most=1))).triggers) == 1
-    assert len((await database.call(TakeSuspects(other, QUEUES, rest=True))).triggers) == 3
+    assert not (await database.call(FindSuspects(QUEUES, beside=2))).triggers
+    assert await database.call(TakeSuspects(other, QUEUES, beside=2)) == TakenSuspects()
+    long_ago = update(trigger).values(changed_us=trigger.c.changed_us - 600_000_000)
+    await database.write(lambda connection: connection.execute(long_ago))
+    assert (await database.call(FindSuspects(QUEUES, beside=2))).triggers
+    assert len((await database.call(TakeSuspects(other, QUEUES, beside=2))).triggers) == 3
 
 
 async def test_a_stream_that_kills_its_hosts_ends_with_an_error_for_its_task(database: Database):
@@ -267,7 +314,7 @@ async def test_a_stream_that_kills_its_hosts_ends_with_an_error_for_its_task(dat
         await site.try_out(0)
 
     assert await database.call(TakeSuspects(await site.begin(), QUEUES)) == TakenSuspects()
-    assert not await database.call(HasSuspects(QUEUES))
+    assert not (await database.call(FindSuspects(QUEUES))).triggers
     (row,) = (await database.call(ListTasks(run.dag_id, run.run_id, task_id="t"))).rows
     assert row.stream is not None
     assert row.stream.ended

@@ -20,7 +20,7 @@ from sqlalchemy import (
 )
 
 #: The revision that this program reads and writes; the last one in `migrations/versions`.
-HEAD = "0023"
+HEAD = "0024"
 #: Not alembic's default name, because another program that uses alembic may share the database.
 VERSION_TABLE = "tidemill_version"
 
@@ -154,7 +154,8 @@ trigger_cursor = Table(
 Index("ix_trigger_cursor_session", trigger_cursor.c.session_id, trigger_cursor.c.token)
 
 #: One row per trigger that ran in a session that was lost; see `core.triggers.lost_hosts`. `alone`: how many of these
-#: deaths were of trials in which it was alone; `lived_us`: how long the last one had lived; `at_us`: when that was.
+#: deaths were of trials in which it was alone; `lived_us`: how long one of these sessions had run it at most; `at_us`:
+#: when the last one died.
 trigger_death = Table(
     "trigger_death",
     metadata,
@@ -165,6 +166,12 @@ trigger_death = Table(
     Column("at_us", BigInteger, nullable=False),
 )
 Index("ix_trigger_death_at", trigger_death.c.at_us)
+Index(
+    "ix_trigger_death_suspect",
+    trigger_death.c.at_us,
+    sqlite_where=text("deaths >= 2"),
+    postgresql_where=text("deaths >= 2"),
+)
 
 #: One row per trigger of a task that streams its events into attempts. `handled`: the number of events that were
 #: handled; `kept`: the number of batches that attempts have kept; `ended_us`, `error`: its end; `ready`: 1 if its task

@@ -13,6 +13,7 @@ from tidemill.core.triggers.suspects import (
     Suspects,
     Trial,
     Verdict,
+    compute_patience,
 )
 
 
@@ -79,23 +80,24 @@ def test_deaths_on_other_hosts_count_too():
 def test_suspects_of_lost_hosts_are_tried_beside_one_other_trial():
     suspects = make_suspects(1)
     begin_one(suspects)
-    assert suspects.may_adopt
-    suspects.adopt([5, 4], 30.0)
+    suspects.adopt([5, 4], 30.0, 3)
     assert suspects.tried == {1, 4, 5}
-    assert begin_one(suspects) == Trial(2, (4, 5), 30.0)
-    assert not suspects.may_adopt
-    assert suspects.may_adopt_rest
+    assert begin_one(suspects) == Trial(2, (4, 5), 30.0, losses=3)
+    assert suspects.trials == 2
     assert suspects.note_survived(2, 40.0) == SUSPECT_DEATHS - 1
     assert suspects.note_survived(2, 40.0) == 0, "it has ended"
     assert suspects.note_survived(1, 40.0) == SUSPECT_DEATHS - 1
-    suspects.adopt([6], 30.0)
+    suspects.adopt([6], 30.0, 2)
     assert begin(suspects) == [(6,)]
 
 
-def test_halves_of_one_stream_leave_no_room_for_another_trial():
+def test_suspects_of_lost_hosts_are_tried_beside_the_halves_of_a_stream():
     suspects = make_streams({1: "s", 2: "s"})
-    assert not suspects.may_adopt
-    assert not suspects.may_adopt_rest
+    assert begin_one(suspects).triggers == (1,)
+    suspects.adopt([5], 30.0, 2)
+    assert begin_one(suspects).triggers == (5,)
+    suspects.note_survived(1, 40.0)
+    assert begin_one(suspects) == Trial(2, (2,), 2.0, is_split=True, after=1)
 
 
 def test_suspects_run_in_two_halves_at_a_time_and_the_one_whose_process_dies_is_halved_again():
@@ -343,6 +345,35 @@ def test_the_halves_of_a_single_stream_are_tried_one_after_the_other():
     second = begin_one(suspects)
     assert second.triggers == (2,)
     assert suspects.begin_trials() == ()
+
+
+def test_others_of_the_stream_of_a_suspect_are_tried_with_it():
+    suspects = Suspects()
+    suspects.note_death(ProcessEnd({1: "a"}, 0.5, 0.0))
+    assert suspects.note_death(ProcessEnd({1: "a", 2: "a", 3: "b"}, 0.5, 0.0)) == Verdict((1, 2))
+
+
+def test_a_stream_is_tried_as_a_whole_until_the_others_would_wait_less_than_they_have_waited_for_deaths():
+    suspects = Suspects()
+    for _ in range(SUSPECT_DEATHS):
+        suspects.note_death(ProcessEnd({1: "a", 2: "a"}, 100.0, 0.0))
+    first = begin_one(suspects)
+    assert (first.triggers, first.is_split, first.seconds) == ((1, 2), False, 200.0)
+    joined = ProcessEnd({1: "a", 2: "a", 3: "a"}, 100.0, 200.0)
+    assert suspects.note_fatal(first.number, joined) == Verdict((1, 2, 3))
+    second = begin_one(suspects)
+    assert (second.triggers, second.is_split, second.losses) == ((1, 3), True, 3)
+    assert compute_patience(second.losses) == 240.0
+
+
+def test_one_that_was_joined_in_its_trial_is_not_blamed_but_both_are_halved():
+    suspects = make_suspects(1)
+    (trial,) = suspects.begin_trials()
+    suspects.note_fatal(trial.number, ProcessEnd({1: None}, 0.5, 1.0))
+    (trial,) = suspects.begin_trials()
+    assert trial.deaths == 1
+    assert suspects.note_fatal(trial.number, ProcessEnd({1: None, 9: None}, 0.5, 2.0)) == Verdict((1, 9))
+    assert begin(suspects) == [(1,), (9,)]
 
 
 def test_the_second_half_of_a_stream_is_free_once_the_first_has_died():

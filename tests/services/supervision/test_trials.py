@@ -12,22 +12,26 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
 from tests import size
 from tests.services.triggerer.deferring import Deferring
 from tests.store.dags import dag, task
 
 from tidemill.core.tasks.endings import Deferral
-from tidemill.core.triggers.lost_hosts import REST_TRIAL_SECONDS
+from tidemill.core.triggers.lost_hosts import REST_SECONDS
 from tidemill.core.triggers.suspects import SUSPECT_DEATHS, ProcessEnd, Suspects
 from tidemill.runtime.process.table import find_children, read_arguments
 from tidemill.services.sessions import releasing
 from tidemill.services.supervision.child import Child, Death
 from tidemill.services.supervision.trials import Trials, _Attempt
+from tidemill.store.calls.callback_calls import ListCallbacks
+from tidemill.store.calls.run_calls import CancelRun
 from tidemill.store.calls.service_calls import BeginSession, ListSessions, LoseSession
 from tidemill.store.calls.trigger_calls import ClaimTriggers
 from tidemill.store.calls.worker_calls import AttemptReport
 from tidemill.store.engines.sqlite import SqliteDatabase, open_sqlite
 from tidemill.store.queries.sessions import services
+from tidemill.store.tables import trigger
 from tidemill.store.wire.call_server import CallServer
 
 _CODE = """
@@ -82,6 +86,19 @@ class Ends(BaseTrigger):
 
     async def block(self):
         time.sleep(10**9)
+
+
+class EndsKilled(BaseTrigger):
+    def serialize(self):
+        return "hard.EndsKilled", {}
+
+    async def run(self):
+        pathlib.Path(__file__).with_name("runs").touch()
+        await asyncio.Event().wait()
+        yield TriggerEvent("never")
+
+    async def on_kill(self):
+        os._exit(3)
 
 
 class Waits(BaseTrigger):
@@ -355,21 +372,45 @@ async def test_all_of_many_triggers_that_wait_for_no_trial_any_more_are_released
     assert len(held) == 3
 
 
-async def test_what_two_trials_leave_is_tried_in_a_third_one_after_a_while(store: SqliteDatabase, folder: Path):
-    await defer(store, *[waits(folder) for _ in range(3)])
+async def test_suspects_of_lost_hosts_wait_until_others_were_tried_alone_and_not_longer(
+    store: SqliteDatabase, folder: Path
+):
+    await defer(store, *[waits(folder) for _ in range(4)])
     about = BeginSession("triggerer", "t", "here", "boot", 1)
     for _ in range(2):
         lost = await store.call(about)
-        assert len(await store.call(ClaimTriggers(lost, 1, 10))) == 3
+        assert len(await store.call(ClaimTriggers(lost, 1, 10))) == 4
         await store.call(LoseSession(lost))
     trials = Trials(store, [], {}, sys.stderr.fileno(), about)
     trials._holder = await store.call(about)
-    for number in (901, 902):
-        trials._suspects.adopt((number,), 10.0)
-        trials._attempts[number] = _Attempt(0, asyncio.Event())
     now = asyncio.get_running_loop().time()
-    for began, count in ((now - REST_TRIAL_SECONDS + 60, 2), (now - REST_TRIAL_SECONDS, 5)):
-        trials._began = began
+    trials._suspects.adopt((900,), 10.0, 2)
+    tried = []
+    for solo_until in (now + 600, now - 1, now - 1):
+        trials._attempts[900] = _Attempt(0, asyncio.Event(), solo_until)
         await trials._take()
-        assert len(trials._suspects.tried) == count
-    assert not trials._suspects.may_adopt_rest
+        tried.append(len(trials._suspects.tried))
+    assert tried == [1, 3, 3], "one alone, half of the others beside it, and no more before they have waited for long"
+    long_ago = update(trigger).values(changed_us=trigger.c.changed_us - round(REST_SECONDS * 1e6))
+    await store.write(lambda connection: connection.execute(long_ago))
+    await trials._take()
+    assert len(trials._suspects.tried) == 5
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+async def test_one_whose_on_kill_ends_its_process_ends_one_triggerer(store: SqliteDatabase, folder: Path):
+    deferring = await defer(store, Deferral("hard.EndsKilled", "{}", "resume"), waits(folder))
+    other = await defer(store, waits(folder), id="other")
+    run = deferring.run
+
+    async with triggerer(store, folder) as deaths:
+        async with asyncio.timeout(300):
+            while not (folder / "runs").exists():
+                await asyncio.sleep(0.1)
+            await store.call(CancelRun(run.dag_id, run.run_id, "tester"))
+            await deferring.player.schedule()
+            while "failed" not in {one.state for one in (await store.call(ListCallbacks(run.dag_id, run.run_id))).rows}:
+                await asyncio.sleep(0.1)
+        await let_resume(other, folder, 1)
+        assert len(deaths) == 1

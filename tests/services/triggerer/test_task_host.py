@@ -517,8 +517,8 @@ async def test_a_machine_that_was_suspended_acknowledges_nothing_before_the_next
     session = await store.call(BeginSession("triggerer", "t", "here", "boot", 1))
     source = TaskSource(store, session, 1, (), TaskLogs(store, 65_536, KnownSecrets()))
     assert await source.wait_leased()
-    now = time.clock_gettime(time.CLOCK_BOOTTIME)
-    monkeypatch.setattr(time, "clock_gettime", lambda clock: now + 3600 * (clock == time.CLOCK_BOOTTIME))
+    now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    monkeypatch.setattr(time, "clock_gettime_ns", lambda clock: now_ns + 3600 * 10**9)
     assert not await source.wait_leased()
 
 

@@ -13,8 +13,10 @@ Processes also die for external reasons, such as a user's kill or a lack of memo
 only make suspects. A kill (SIGKILL) counts less than any other death, and not at all if another process was killed in
 the same moment.
 
-Only one process may run the triggers of a shared stream, so halving does not split a stream unless there is nothing
-else to split. In that case the halves run one after the other, and the second half waits for its turn.
+Only one process may run the triggers of a shared stream. All of them are suspects if one is, and halving does not split
+a stream unless there is nothing else to split. In that case the halves run one after the other, and all other triggers
+of the stream wait meanwhile. They wait no longer than `compute_patience` allows after this many deaths; a stream whose
+trial would last longer is tried as a whole, together with the triggers that join it, until more processes have died.
 
 Hosts die, too, and with them the process that could say so. `core.triggers.lost_hosts` finds the suspects then, from
 deaths that the store has counted; they are tried here in the same way.
@@ -22,8 +24,8 @@ deaths that the store has counted; they are tried here in the same way.
 Invariants:
 1. A trigger is blamed only for processes that died while they ran no other trigger.
 2. Each death of a trial process halves its triggers, so there are about log2(suspects) deaths until one is alone.
-3. Triggers that did not run when the triggerer died, or that passed their trial, run in the triggerer. Only the second
-   half of a single stream ever waits for a trial.
+3. Triggers that did not run when the triggerer died, or that passed their trial, run in the triggerer. Only triggers
+   of a stream that is split ever wait for a trial, and not longer than `compute_patience`.
 """
 
 from __future__ import annotations
@@ -46,6 +48,10 @@ FORGET_SECONDS = 86400.0
 TRIAL_SECONDS = 2.0
 #: The longest trial.
 LONGEST_TRIAL_SECONDS = 86400.0
+#: How long triggers wait for the trial of triggers that have had `SUSPECT_DEATHS` deaths.
+PATIENCE_SECONDS = 60.0
+#: Each further death multiplies it by this.
+_PATIENCE_GROWTH = 4
 #: If the triggerer dies this many times as fast, its suspects replace those that are on trial.
 _HASTE = 4
 
@@ -82,6 +88,10 @@ class Trial:
         deaths: How many times its process died while it contained a single trigger.
         kills: How many of these deaths were kills.
         explained: Whether another trigger has since been blamed for the deaths that made these suspects.
+        losses: How many deaths its triggers have had in all.
+        is_split: Whether these are some of the triggers of a stream; the others of the stream wait. Otherwise triggers
+            that join its streams meanwhile join the trial.
+        after: The trial that must be over before this one begins; 0: none.
     """
 
     number: int
@@ -90,6 +100,9 @@ class Trial:
     deaths: int = 0
     kills: int = 0
     explained: bool = False
+    losses: int = SUSPECT_DEATHS
+    is_split: bool = False
+    after: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +142,20 @@ class _Record:
     at: float = field(default=0.0)
 
 
+def compute_patience(deaths: int) -> float:
+    """Return how many seconds other triggers wait for a trial of triggers that have had this many deaths.
+
+    It grows with the deaths, so that it comes to exceed each trial, and a trigger that kills its processes is tried
+    without others; and it is short after few deaths, so that others do not wait long for nothing.
+
+    Example:
+        >>> [compute_patience(deaths) for deaths in (1, 2, 3, 4, 9)]
+        [60.0, 60.0, 240.0, 960.0, 86400.0]
+    """
+    growth = float(_PATIENCE_GROWTH ** min(max(0, deaths - SUSPECT_DEATHS), 20))
+    return min(LONGEST_TRIAL_SECONDS, PATIENCE_SECONDS * growth)
+
+
 class Suspects:
     """The triggers of one triggerer that may kill its process.
 
@@ -141,7 +168,7 @@ class Suspects:
         [((7,), 2.0), ((8,), 2.0)]
     """
 
-    __slots__ = ("_begun", "_hasty", "_in_turn", "_killed", "_lives", "_number", "_records", "_trials")
+    __slots__ = ("_begun", "_hasty", "_killed", "_lives", "_number", "_records", "_trials")
 
     def __init__(self) -> None:
         self._records: dict[int, _Record] = {}
@@ -149,8 +176,6 @@ class Suspects:
         self._lives: deque[float] = deque(maxlen=SUSPECT_DEATHS)
         self._trials: dict[int, Trial] = {}
         self._begun: set[int] = set()
-        # Whether the halves belong to one stream.
-        self._in_turn = False
         # Whether these trials replaced others. Then they cannot be replaced themselves: two sets could replace each
         # other for ever.
         self._hasty = False
@@ -175,6 +200,9 @@ class Suspects:
         }
         if not suspects:
             return Verdict()
+        # The others of their streams would wait for the trial, because one process reads a stream.
+        streams = {stream for stream in suspects.values() if stream is not None}
+        suspects = {number: stream for number, stream in end.running.items() if number in suspects or stream in streams}
         if self._trials and not self._may_drop():
             # The suspects continue to run, and are tried after a later death.
             return Verdict(is_death=False)
@@ -182,7 +210,8 @@ class Suspects:
         dropped = self._drop()
         for known in self._records.values():
             known.meanwhile = 0
-        self._halve(suspects, self._find_seconds(suspects))
+        losses = max(self._records[number].deaths for number in suspects)
+        self._halve(suspects, self._find_seconds(suspects), losses)
         return Verdict(tuple(sorted(suspects)), dropped)
 
     @property
@@ -191,27 +220,23 @@ class Suspects:
         return frozenset(number for trial in self._trials.values() for number in trial.triggers)
 
     @property
-    def may_adopt(self) -> bool:
-        """Whether one more trial may run beside those that there are."""
-        return len(self._trials) < 2 and not (self._trials and self._in_turn)
+    def trials(self) -> int:
+        """The number of trials."""
+        return len(self._trials)
 
-    @property
-    def may_adopt_rest(self) -> bool:
-        """Whether a last trial may run beside those that there are."""
-        return len(self._trials) < 3 and not (self._trials and self._in_turn)
-
-    def adopt(self, triggers: Collection[int], seconds: float) -> None:
+    def adopt(self, triggers: Collection[int], seconds: float, losses: int, *, is_split: bool = False) -> None:
         """Try triggers that are suspects because other hosts were lost."""
         if not self._trials:
-            self._in_turn = self._hasty = False
-        self._number += 1
-        self._trials[self._number] = Trial(self._number, tuple(sorted(triggers)), seconds)
+            self._hasty = False
+        self._add(triggers, Trial(0, (), seconds, losses=losses, is_split=is_split))
 
     def begin_trials(self) -> tuple[Trial, ...]:
         """Return the trials to begin now."""
-        found = [trial for number, trial in self._trials.items() if number not in self._begun]
-        if self._in_turn:
-            found = [] if self._begun else found[:1]
+        found = [
+            trial
+            for number, trial in self._trials.items()
+            if number not in self._begun and trial.after not in self._trials
+        ]
         self._begun.update(trial.number for trial in found)
         return tuple(found)
 
@@ -244,10 +269,10 @@ class Suspects:
         self._begun.discard(number)
         if outside or not end.running:
             return self._repeat(replace(trial, triggers=tuple(sorted({*end.running, *end.waiting}))))
-        if len(trial.triggers) > 1:
-            # Triggers that ran elsewhere, or had not begun, did not cause this death.
+        if len(trial.triggers) > 1 or end.running.keys() != set(trial.triggers):
+            # Triggers that ran elsewhere, or had not begun, did not cause this death; others may have joined the trial.
             dropped = tuple(one for one in self._drop() if one.number != number)
-            self._halve(end.running, trial.seconds)
+            self._halve(end.running, trial.seconds, trial.losses + 1)
             return Verdict(tuple(sorted(end.running)), dropped)
         trial = replace(trial, deaths=trial.deaths + 1, kills=trial.kills + end.killed)
         if trial.deaths - trial.kills < ALONE_DEATHS and trial.deaths < ALONE_KILLS:
@@ -308,7 +333,7 @@ class Suspects:
         lived = max(TRIAL_SECONDS, 2 * max(self._lives))
         return float(min(LONGEST_TRIAL_SECONDS, lived * 2 ** min(cleared, 20)))
 
-    def _halve(self, running: Mapping[int, str | None], seconds: float) -> None:
+    def _halve(self, running: Mapping[int, str | None], seconds: float, losses: int) -> None:
         """Try triggers in two halves; until they are blamed, one more death makes them suspects again."""
         for number in running:
             known = self._records.get(number)
@@ -318,12 +343,17 @@ class Suspects:
         for number in sorted(running):
             stream = running[number]
             streams.setdefault(number if stream is None else stream, []).append(number)
-        self._in_turn = len(streams) == 1 and len(running) > 1
-        parts = [[number] for number in sorted(running)] if self._in_turn else list(streams.values())
+        is_split = len(streams) == 1 and None not in running.values() and seconds <= compute_patience(losses)
+        parts = [[number] for number in sorted(running)] if is_split else list(streams.values())
         halves: tuple[list[int], list[int]] = ([], [])
         for part in sorted(parts, key=len, reverse=True):
             min(halves, key=len).extend(part)
+        after = 0
         for half in halves:
             if half:
-                self._number += 1
-                self._trials[self._number] = Trial(self._number, tuple(sorted(half)), seconds)
+                self._add(half, Trial(0, (), seconds, losses=losses, is_split=is_split, after=after))
+                after = self._number if is_split else 0
+
+    def _add(self, triggers: Collection[int], trial: Trial) -> None:
+        self._number += 1
+        self._trials[self._number] = replace(trial, number=self._number, triggers=tuple(sorted(triggers)))

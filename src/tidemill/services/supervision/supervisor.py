@@ -23,7 +23,7 @@ from tidemill.services.sessions.releasing import note_stopping, release_rest
 from tidemill.services.supervision.child import Child, Death
 from tidemill.services.supervision.silence import wait_until_silent
 from tidemill.services.supervision.trials import Trials
-from tidemill.store.calls.service_calls import BeginSession, ListSessions, LoseSession
+from tidemill.store.calls.service_calls import BeginSession, ListSessions, LoseSession, TrialKind
 from tidemill.store.database import Database
 
 log = structlog.get_logger(__name__)
@@ -95,7 +95,7 @@ class ServiceSupervisor:
             ["-m", _MODULES["triggerer"], *rest, *of_triggerer],
             os.environ,
             output,
-            msgspec.structs.replace(session, kind="triggerer", trial=True),
+            msgspec.structs.replace(session, kind="triggerer", trial=TrialKind.SPLIT),
             queues=tuple(triggerer.queues),
             capacity=triggerer.capacity,
             silent_seconds=silent_seconds,

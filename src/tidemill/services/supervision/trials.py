@@ -18,26 +18,26 @@ import math
 import random
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 
-import msgspec
 import structlog
+from msgspec.structs import replace
 
 from tidemill.core.errors import RemoteError, TidemillError
 from tidemill.core.retry import JITTER_BITS, Backoff
-from tidemill.core.triggers.lost_hosts import REST_TRIAL_SECONDS, SECOND_TRIAL_SECONDS
-from tidemill.core.triggers.suspects import ProcessEnd, Suspects, Trial, Verdict
+from tidemill.core.triggers.suspects import ProcessEnd, Suspects, Trial, Verdict, compute_patience
 from tidemill.runtime.log.setup import throttle
 from tidemill.runtime.process.exitcode import BLOCKED
 from tidemill.services.sessions.beginning import begin_session
 from tidemill.services.sessions.releasing import release_rest
 from tidemill.services.supervision.child import Death, describe_exit, start_service, stop_service
 from tidemill.services.supervision.silence import wait_until_silent
-from tidemill.store.calls.service_calls import BeginSession, ListSessions, LoseSession
+from tidemill.store.calls.service_calls import BeginSession, ListSessions, LoseSession, TrialKind
 from tidemill.store.calls.trigger_calls import (
     ClearDeaths,
     FailTrigger,
-    HasSuspects,
+    FindSuspects,
     ListOwnedTriggers,
     OwnedTrigger,
     ReserveTriggers,
@@ -52,16 +52,25 @@ log = structlog.get_logger(__name__)
 _GRACE_SECONDS = 60.0
 #: The interval between looks for suspects in the store.
 _LOOK_SECONDS = 2.0
+#: How long a process may take that calls `on_kill` of triggers.
+_KILL_SECONDS = 60.0
 #: How long a dropped trial may take to clean up its triggers.
 _DROP_SECONDS = 10.0
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """One process of a trial. `session` is 0 until the session begins; `dropped` asks the process to end at once."""
+    """One process of a trial.
+
+    Attributes:
+        session: Its session; 0 until that begins.
+        dropped: Asks the process to end at once.
+        solo_until: When another trial may begin beside it, by the loop's clock.
+    """
 
     session: int
     dropped: asyncio.Event
+    solo_until: float = 0.0
 
 
 class Trials:
@@ -94,10 +103,10 @@ class Trials:
     ) -> None:
         self._silent_seconds, self._queues, self._look_seconds = silent_seconds, queues, look_seconds
         self._capacity = capacity
+        # Whether a process calls `on_kill` of triggers that may kill it.
+        self._is_killing = False
         # Whether suspects may be reserved for this process that it does not know.
         self._is_unsure = False
-        # When the last trial began.
-        self._began = -math.inf
         self._store, self._arguments, self._env, self._output, self._about = store, arguments, env, output, about
         self._holder = 0
         self._suspects = Suspects()
@@ -146,16 +155,18 @@ class Trials:
             TidemillError: The store refused a decision.
         """
         self._holder = holder
-        self._about = msgspec.structs.replace(self._about, parent=holder)
+        self._about = replace(self._about, parent=holder)
         try:
             async with asyncio.TaskGroup() as group:
+                self._group = group
                 while True:
                     async with self._deciding:
                         self._changed.clear()
                         for trial in self._suspects.begin_trials():
-                            attempt = self._attempts[trial.number] = _Attempt(0, asyncio.Event())
+                            solo_seconds = min(trial.seconds, compute_patience(trial.losses))
+                            until = asyncio.get_running_loop().time() + solo_seconds
+                            attempt = self._attempts[trial.number] = _Attempt(0, asyncio.Event(), until)
                             group.create_task(self._try(trial, attempt))
-                            self._began = asyncio.get_running_loop().time()
                     try:
                         await asyncio.wait_for(self._changed.wait(), self._look_seconds)
                     except TimeoutError:
@@ -164,21 +175,23 @@ class Trials:
             raise errors.exceptions[0] from None
 
     async def _take(self) -> None:
-        """Take suspects from the store for a trial, beside at most two others that have lived for a while."""
+        """Take suspects from the store for a trial, unless others are to be tried without any beside them."""
         async with self._deciding:
-            rest = not self._suspects.may_adopt
-            if rest and not self._suspects.may_adopt_rest:
-                return
-            lived = asyncio.get_running_loop().time() - self._began
-            if self._attempts and lived < (REST_TRIAL_SECONDS if rest else SECOND_TRIAL_SECONDS):
-                return
+            now = asyncio.get_running_loop().time()
+            is_solo = any(now < attempt.solo_until for attempt in self._attempts.values())
             try:
                 if self._is_unsure:
                     await self._free_unknown()
-                if not await self._store.call(HasSuspects(self._queues)):
+                found = await self._store.call(FindSuspects(self._queues, self._suspects.trials))
+                if found.kills and not self._is_killing:
+                    self._is_killing = True
+                    self._group.create_task(self._call_kills())
+                if not found.triggers or is_solo:
                     return
                 self._is_unsure = True
-                taken = await self._store.call(TakeSuspects(self._holder, self._queues, self._capacity, rest))
+                taken = await self._store.call(
+                    TakeSuspects(self._holder, self._queues, self._capacity, self._suspects.trials)
+                )
                 self._is_unsure = False
             except RemoteError as error:
                 throttle(log, 60.0).warning("cannot look for suspects; retrying", error=str(error))
@@ -189,7 +202,7 @@ class Trials:
                     triggers=len(taken.triggers),
                     seconds=taken.seconds,
                 )
-                self._suspects.adopt(taken.triggers, taken.seconds)
+                self._suspects.adopt(taken.triggers, taken.seconds, taken.deaths, is_split=taken.is_split)
 
     async def _free_unknown(self) -> None:
         """Release triggers that were reserved by a call whose answer was lost."""
@@ -225,7 +238,8 @@ class Trials:
             pause = self._backoff.compute_delay(self._failures, random.getrandbits(JITTER_BITS))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(attempt.dropped.wait(), pause)
-        session = attempt.session = await begin_session(self._store, self._about)
+        kind = TrialKind.SPLIT if trial.is_split else TrialKind.WHOLE
+        session = attempt.session = await begin_session(self._store, replace(self._about, trial=kind))
         try:
             await call_patiently(self._store, ReserveTriggers(self._holder, session, trial.triggers))
             began = asyncio.get_running_loop().time()
@@ -248,14 +262,28 @@ class Trials:
                     is_doubtful = code == -signal.SIGKILL or (not code and now - began >= trial.seconds)
                     end = _build_end(owned, now - began, now, is_doubtful)
                     if code == BLOCKED:  # the process named the culprit, which has failed, so none of the others is one
-                        end = replace(end, running={}, waiting=[one.id for one in owned])
+                        end = replace_fields(end, running={}, waiting=[one.id for one in owned])
                     await self._judge(trial, session, owned, end, exit)
         finally:
             # Releases all triggers that the verdict does not hold back.
-            with contextlib.suppress(TidemillError, TimeoutError):
-                await self._store.call(LoseSession(session, is_death=False))
-                async with asyncio.timeout(_DROP_SECONDS):
-                    await release_rest(self._store)
+            await self._end(session)
+
+    async def _call_kills(self) -> None:
+        """Have a process of its own call `on_kill` of triggers whose triggerers were lost while they called it."""
+        session = await begin_session(self._store, replace(self._about, trial=TrialKind.KILLS))
+        try:
+            code, exit = await self._run(_Attempt(session, asyncio.Event()), _KILL_SECONDS)
+            if code:
+                log.warning("a process that called on_kill of triggers has exited; the calls are repeated", exit=exit)
+        finally:
+            await self._end(session)
+            self._is_killing = False
+
+    async def _end(self, session: int) -> None:
+        with contextlib.suppress(TidemillError, TimeoutError):
+            await self._store.call(LoseSession(session, is_death=False))
+            async with asyncio.timeout(_DROP_SECONDS):
+                await release_rest(self._store)
 
     async def _is_live(self, session: int) -> bool:
         return any(one.id == session for one in await call_patiently(self._store, ListSessions(self._about.kind)))

@@ -7,6 +7,7 @@ are microseconds, and user values are texts of `runtime.json.codec`.
 
 from __future__ import annotations
 
+import enum
 from typing import Final
 
 import msgspec
@@ -15,6 +16,19 @@ from tidemill.core.tasks.backlog import MAX_BACKLOG
 from tidemill.store.calls.call import Call, answered_by
 
 # -- services ----------------------------------------------------------------------------------------------------------
+
+
+class TrialKind(enum.IntEnum):
+    """The work of a process that runs apart from others, because it may be killed by it.
+
+    NONE: it is no trial. SPLIT: it runs only triggers that are reserved for it. WHOLE: it also runs triggers that join
+    the streams of those. KILLS: it calls `on_kill` of triggers whose triggerers were lost while they called it.
+    """
+
+    NONE = 0
+    SPLIT = 1
+    WHOLE = 2
+    KILLS = 3
 
 
 @answered_by("sessions.services:begin_service_session")
@@ -34,7 +48,7 @@ class BeginSession(Call[int], frozen=True):
         version: The version of tidemill.
         lock: The identity of the lock that it holds on its machine; empty: none.
         request: Identifies the request: repeating it returns the same session. Empty: each request begins a session.
-        trial: Whether it only runs triggers that may have killed their process.
+        trial: Its work if it is the process of a trial.
     """
 
     kind: str
@@ -48,7 +62,7 @@ class BeginSession(Call[int], frozen=True):
     version: str = ""
     lock: str = ""
     request: str = ""
-    trial: bool = False
+    trial: TrialKind = TrialKind.NONE
 
 
 #: How many tasks and triggers a transaction releases: those of a large triggerer would exceed the time of one.

@@ -149,18 +149,36 @@ class ReserveTriggers(Call[int], frozen=True):
     triggers: tuple[int, ...]
 
 
-@answered_by("sessions.suspects:has_suspects", reads=True)
-class HasSuspects(Call[bool], frozen=True):
-    """Return whether there are suspects in these queues that no triggerer tries; see `TakeSuspects`."""
+class FoundSuspects(msgspec.Struct, frozen=True):
+    """What waits for trials.
+
+    Attributes:
+        triggers: Whether there are suspects that could be tried.
+        kills: Whether `on_kill` must be called of a trigger whose triggerer was lost while it called it.
+    """
+
+    triggers: bool = False
+    kills: bool = False
+
+
+@answered_by("sessions.suspects:find_suspects", reads=True)
+class FindSuspects(Call[FoundSuspects], frozen=True):
+    """Return what waits for a trial in these queues; see `TakeSuspects`.
+
+    `beside`: the number of trials that the triggerer has already.
+    """
 
     queues: tuple[str, ...]
+    beside: int = 0
 
 
 class TakenSuspects(msgspec.Struct, frozen=True):
-    """Triggers for a trial. `seconds`: they are cleared if their process lives this long."""
+    """Triggers for a trial; see `core.triggers.lost_hosts.TrialPlan`."""
 
     triggers: tuple[int, ...] = ()
     seconds: float = 0.0
+    deaths: int = 0
+    is_split: bool = False
 
 
 @answered_by("sessions.suspects:take_suspects")
@@ -173,13 +191,13 @@ class TakeSuspects(Call[TakenSuspects], frozen=True):
         session: The session.
         queues: The queues of the triggers.
         most: The number of triggers that a process runs at once.
-        rest: Whether to take all of them, because the session has tried others for long; otherwise half of the worst.
+        beside: The number of trials that the session has already.
     """
 
     session: int
     queues: tuple[str, ...]
     most: int = 10_000
-    rest: bool = False
+    beside: int = 0
 
 
 @answered_by("sessions.deaths:clear_deaths")

@@ -31,8 +31,9 @@ from sqlalchemy import Connection
 from tidemill.core.errors import RemoteError
 from tidemill.core.triggers.session_watch import SessionLife, SessionWatch
 from tidemill.runtime.log.setup import throttle
-from tidemill.runtime.process.boot import read_boot_id, read_boot_seconds
+from tidemill.runtime.process.boot import read_boot_id
 from tidemill.runtime.process.identity_lock import IdentityLock
+from tidemill.runtime.store_clock import read_elapsed_seconds
 from tidemill.store.database import Database
 from tidemill.store.queries.triggers.sessions import (
     beat_session,
@@ -109,7 +110,7 @@ class Ownership:
         name: str = "",
         lock: IdentityLock | None = None,
         pace: SessionPace | None = None,
-        clock: Callable[[], float] = read_boot_seconds,
+        clock: Callable[[], float] = read_elapsed_seconds,
     ) -> None:
         self.list_name = list_name
         self.holder: ListHostSession | None = None

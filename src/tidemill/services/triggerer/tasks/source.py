@@ -24,9 +24,8 @@ from tidemill.core.triggers.fair_share import HeldUnit, TriggererLoad, choose_mo
 from tidemill.core.triggers.lifecycle import CancelReason
 from tidemill.core.triggers.task_triggers import HAND_OVER, ClaimKey, TaskEnd, TaskTriggers
 from tidemill.runtime.log.setup import throttle
-from tidemill.runtime.store_clock import read_elapsed_us
+from tidemill.runtime.store_clock import read_elapsed_seconds, read_elapsed_us
 from tidemill.services.sessions.beats import note_clock
-from tidemill.runtime.process.boot import read_boot_seconds
 from tidemill.services.sessions.lease import ServiceLease
 from tidemill.services.triggerer.tasks.call_events import CallEvents
 from tidemill.services.triggerer.tasks.logs import TaskLog, TaskLogs
@@ -102,7 +101,7 @@ class TaskSource:
         capacity: int,
         queues: tuple[str, ...],
         logs: TaskLogs,
-        clock: Callable[[], float] = read_boot_seconds,
+        clock: Callable[[], float] = read_elapsed_seconds,
         *,
         reserved: bool = False,
         grace_seconds: float = 5.0,
@@ -130,6 +129,8 @@ class TaskSource:
         self._move_at = clock() + lease.beat_seconds
         self._kill_at = 0.0
         self.kills: list[ClaimedTrigger] = []
+        # The kills that are not reported yet.
+        self._calling: set[int] = set()
         self._beats = False
         self._keeps = False
         self._cleaning_up: dict[ClaimKey, asyncio.TimerHandle] = {}
@@ -171,6 +172,7 @@ class TaskSource:
         )
         self._repeated = False
         self.kills += [one for one in answer if one.kill is not None]
+        self._calling.update(one.kill for one in answer if one.kill is not None)
         claimed = [one for one in answer if one.kill is None]
         if len(claimed) < room:
             self.exhausted.set()
@@ -226,6 +228,8 @@ class TaskSource:
         assert claim.kill is not None
         with contextlib.suppress(CallRefusedError):
             await call_patiently(self._calls, KillCalled(self._session, claim.kill, error))
+        self._calling.discard(claim.kill)
+        self.freed.set()
 
     async def find_stops(self) -> list[tuple[ClaimKey, CancelReason]]:
         """Return the triggers to cancel, with the reasons: their tasks have moved on, or other processes run them.
@@ -391,11 +395,11 @@ class TaskSource:
             lag = max(0.0, self._clock() - due)
 
     async def wait_over(self, seconds: float) -> None:
-        """Wait until all claimable triggers have ended, but at most this long after they were claimed."""
+        """Wait until all claimable triggers have ended and all kills are called, but at most this long."""
         await self.exhausted.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while not self.triggers.is_idle:
+                while self._calling or not self.triggers.is_idle:
                     await self.freed.wait()
                     self.freed.clear()
 

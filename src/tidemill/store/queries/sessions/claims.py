@@ -30,7 +30,6 @@ from sqlalchemy import (
     update,
 )
 
-from tidemill.core.errors import ConfigError
 from tidemill.core.triggers.fair_share import (
     StreamUnit,
     TriggererLoad,
@@ -45,6 +44,7 @@ from tidemill.store.calls.trigger_calls import ClaimTriggers, ListLoads, Trigger
 from tidemill.store.context import CallContext
 from tidemill.store.queries.sessions.stream_locks import try_lock_streams
 from tidemill.store.queries.sessions.suspects import any_suspects, build_unsuspected
+from tidemill.store.queries.sessions.unreadable_triggers import find_unreadable
 from tidemill.store.queries.triggers.cursors import IDS, build_id_rows
 from tidemill.store.records import TriggerState
 from tidemill.store.tables import service_session, trigger, trigger_cursor
@@ -73,19 +73,6 @@ _JOINING = 500
 _LATE = 100
 #: The most triggers of streams that a session begins to read, per claim.
 _WHOLE = 20_000
-
-
-def find_unreadable(rows: Iterable[Row[Any]], context: CallContext) -> list[int]:
-    """Return the triggers whose arguments cannot be decrypted; they wait for their key."""
-    found = []
-    for row in rows:
-        try:
-            context.cipher.decrypt(row.kwargs)
-        except ConfigError as error:
-            found.append(row.id)
-            waits = throttle(log, 60.0, about=row.id)
-            waits.error("cannot decrypt the arguments of a trigger; it waits", trigger=row.id, error=str(error))
-    return found
 
 
 def list_loads(connection: Connection, request: ListLoads, context: CallContext) -> tuple[TriggererLoadRecord, ...]:
@@ -122,7 +109,44 @@ def _list_others(connection: Connection, session: int, now_us: int) -> list[tupl
 def take_free(connection: Connection, request: ClaimTriggers, context: CallContext) -> list[int]:
     """Claim the fair share of what waits, and return the triggers."""
     others = find_interested(request.queues, _list_others(connection, request.session, context.now_us))
-    found = _choose(connection, request, others, context)
+    return _take(connection, request, _choose(connection, request, others, context), context)
+
+
+def take_joining(connection: Connection, request: ClaimTriggers, limit: int, context: CallContext) -> list[int]:
+    """Claim triggers that have joined the streams that the session reads, but no suspects."""
+    if limit <= 0:
+        return []
+    reader, holder = trigger.alias("mate"), trigger_cursor.alias("mate_cursor")
+    own = and_(
+        reader.c.stream_key == _TRIGGER.stream_key,
+        reader.c.state == literal_column("'running'"),
+        holder.c.session_id == request.session,
+    )
+    free = [
+        _TRIGGER.task_id.is_not(None),
+        _TRIGGER.stream_key.is_not(None),
+        _IS_REGISTERED,
+        (_CURSOR.session_id + 0).is_(None),
+        exists(select(reader.c.id).join(holder, holder.c.trigger_id == reader.c.id).where(own)),
+    ]
+    if request.queues:
+        free.append(_TRIGGER.queue.in_(request.queues))
+    rows = _lock_some(connection, free, limit)
+    unreadable = set(find_unreadable(rows, context))
+    got = set(try_lock_streams(connection, {row.stream_key for row in rows}))
+    found = [row.id for row in rows if row.stream_key in got and row.id not in unreadable]
+    return _take(connection, request, found, context, is_trial=True)
+
+
+def _take(
+    connection: Connection,
+    request: ClaimTriggers,
+    found: list[int],
+    context: CallContext,
+    *,
+    is_trial: bool = False,
+) -> list[int]:
+    """Claim locked triggers, and return those that are still free."""
     if not found:
         return []
     dialect = find_dialect(connection)
@@ -131,7 +155,7 @@ def take_free(connection: Connection, request: ClaimTriggers, context: CallConte
     # deaths may have been counted in the meantime.
     still = and_(_TRIGGER.id.in_(wanted), _IS_REGISTERED, _build_unclaimed_stream(request.session))
     if any_suspects(connection, context.now_us):
-        still = and_(still, build_unsuspected(context.now_us))
+        still = and_(still, build_unsuspected(context.now_us, is_trial=is_trial))
     found = list(connection.execute(select(_TRIGGER.id).where(still).order_by(_TRIGGER.id), given).scalars())
     given = IDS.build_parameters(dialect, build_id_rows(found))
     new = {"token": _CURSOR.token + 1, "session_id": request.session, "claim_request": request.request}

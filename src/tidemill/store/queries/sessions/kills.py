@@ -2,7 +2,9 @@
 
 Theory of operation. Stopping a trigger that has run stores a row in `task_callback`. It belongs to the session that
 runs the trigger, which calls `on_kill` and says so when it releases the trigger. If no session runs it, or that session
-ends before it has said so, any triggerer claims the row, and calls `on_kill` of a new instance.
+ends before it has said so, any triggerer claims the row, and calls `on_kill` of a new instance. If a process dies while
+it has the row, `on_kill` may have killed it: then it is called in a process of its own, and not for ever
+(`core.triggers.lost_hosts.choose_kills`).
 """
 
 from __future__ import annotations
@@ -10,16 +12,17 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, literal_column, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, Select, and_, literal_column, select, tuple_, update
 
 from tidemill.core.tasks.inputs import Channel
+from tidemill.core.triggers.lost_hosts import choose_kills
 from tidemill.store.batches import find_dialect
 from tidemill.store.calls.trigger_calls import ClaimTriggers, KillCalled
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import task_callback
 from tidemill.store.queries.dags.state.effects import ON_KILL
-from tidemill.store.queries.sessions.claims import find_unreadable
 from tidemill.store.queries.sessions.services import check_session
+from tidemill.store.queries.sessions.unreadable_triggers import find_unreadable
 from tidemill.store.queries.triggers.cursors import IDS, build_id_rows
 from tidemill.store.queries.triggers.triggers import make_storable
 from tidemill.store.tables import trigger
@@ -27,18 +30,31 @@ from tidemill.store.tables import trigger
 _CALLBACK = task_callback.c
 #: The number of kills per claim.
 _KILLS = 100
+#: The same for a process that makes only such calls.
+_TRIAL_KILLS = 1_000
 #: How often a claim looks for others in place of those that cannot be decrypted.
 _LOOKS = 20
 
 
-def claim_kills(connection: Connection, request: ClaimTriggers, context: CallContext) -> dict[int, int]:
+def claim_kills(
+    connection: Connection, request: ClaimTriggers, context: CallContext, *, is_trial: bool
+) -> dict[int, int]:
     """Claim stopped triggers whose `on_kill` must be called; return their callbacks by trigger.
 
     Those whose arguments cannot be decrypted stay for a triggerer that has their key.
+
+    Args:
+        connection: A connection inside a transaction.
+        request: The claim.
+        context: The transaction's context.
+        is_trial: Whether the session only calls `on_kill` of triggers that may kill it; others leave these alone.
     """
     mine = and_(_CALLBACK.session_id == request.session, _CALLBACK.claim_request == request.request)
     again = and_(mine, _CALLBACK.name == ON_KILL, _CALLBACK.state == "running")
-    found = _lock_readable(connection, request, context)
+    losses = _lock_readable(connection, request, context, is_trial=is_trial)
+    if is_trial and connection.execute(select(_CALLBACK.id).where(again).limit(1)).first() is not None:
+        losses = {}  # the answer was lost
+    found = choose_kills(losses) if is_trial else tuple(losses)
     if found:
         new = {"state": "running", "session_id": request.session, "claim_request": request.request}
         connection.execute(update(task_callback).where(_CALLBACK.id.in_(found)).values(new))
@@ -50,27 +66,44 @@ def claim_kills(connection: Connection, request: ClaimTriggers, context: CallCon
     return {row[0]: row[1] for row in connection.execute(statement)}
 
 
-def _lock_readable(connection: Connection, request: ClaimTriggers, context: CallContext) -> list[int]:
-    """Lock the kills that wait and whose arguments can be decrypted, up to the number of a claim."""
+def _build_due(queues: Collection[str], *, is_trial: bool) -> ColumnElement[bool]:
     # A literal, so that the partial index applies.
-    due = [_CALLBACK.state == literal_column("'kill'")]
-    if request.queues:
-        due.append(_CALLBACK.queue.in_(request.queues))
+    due = [_CALLBACK.state == literal_column("'kill'"), _CALLBACK.lost > 0 if is_trial else _CALLBACK.lost == 0]
+    if queues:
+        due.append(_CALLBACK.queue.in_(queues))
+    return and_(*due)
+
+
+def has_fatal_kills(connection: Connection, queues: Collection[str]) -> bool:
+    """Return whether `on_kill` must be called of a trigger that may kill the process that calls it."""
+    due = _build_due(queues, is_trial=True)
+    return connection.execute(select(_CALLBACK.id).where(due).limit(1)).first() is not None
+
+
+def _lock_readable(
+    connection: Connection, request: ClaimTriggers, context: CallContext, *, is_trial: bool
+) -> dict[int, int]:
+    """Lock the kills that wait and whose arguments can be decrypted, up to the number of a claim.
+
+    Returns:
+        How many processes were lost during each.
+    """
+    most = _TRIAL_KILLS if is_trial else _KILLS
     statement: Select[Any] = (
-        select(trigger.c.id, trigger.c.kwargs, _CALLBACK.id.label("callback"))
+        select(trigger.c.id, trigger.c.kwargs, _CALLBACK.id.label("callback"), _CALLBACK.lost)
         .join(trigger, and_(trigger.c.task_id == _CALLBACK.task, trigger.c.epoch == _CALLBACK.epoch))
-        .where(and_(*due))
+        .where(_build_due(request.queues, is_trial=is_trial))
         .order_by(_CALLBACK.queue, _CALLBACK.id)
         .with_for_update(of=task_callback, skip_locked=True)
     )
-    found: list[int] = []
+    found: dict[int, int] = {}
     skip: list[int] = []
     for _ in range(_LOOKS):
         free = statement.where(_CALLBACK.id.not_in(skip)) if skip else statement
-        rows = connection.execute(free.limit(_KILLS - len(found))).all()
+        rows = connection.execute(free.limit(most - len(found))).all()
         unreadable = set(find_unreadable(rows, context))
-        found += [row.callback for row in rows if row.id not in unreadable]
-        if not unreadable or len(found) >= _KILLS:
+        found |= {row.callback: row.lost for row in rows if row.id not in unreadable}
+        if not unreadable or len(found) >= most:
             break
         skip += [row.callback for row in rows]
     return found

@@ -29,6 +29,7 @@ from tidemill.core.errors import InvariantError
 from tidemill.core.tasks.attempt import MAX_LOST
 from tidemill.core.tasks.inputs import Channel, Input, Lost, Returned
 from tidemill.core.tasks.task_row import TaskState
+from tidemill.core.triggers.lost_hosts import KILL_LOSSES
 from tidemill.store.batches import find_dialect
 from tidemill.store.calls.call import CallRefusedError, RefusalKind
 from tidemill.store.calls.service_calls import (
@@ -294,7 +295,7 @@ def release_held(
     count_deaths(
         connection,
         [
-            LostSession(row.id, row.parent, bool(row.trial and is_first), max(0, row.beat_us - row.started_us))
+            LostSession(row.id, row.parent, bool(row.trial and is_first), row.started_us, row.beat_us)
             for row in rows
             if row.lost
         ],
@@ -312,14 +313,14 @@ def _lock_held(connection: Connection, sessions: Sequence[int], trials: Collecti
     of_trial = case((trigger_cursor.c.session_id.in_(trials), 0), else_=1)
     order = [of_trial] if trials else []
     statement = (
-        select(trigger_cursor.c.trigger_id)
+        select(trigger_cursor.c.trigger_id, trigger.c.changed_us)
         .join(trigger, trigger_cursor.c.trigger_id == trigger.c.id)
         .where(and_(owned, trigger.c.task_id.is_not(None)))
         .order_by(*order, trigger_cursor.c.trigger_id)
         .limit(PART)
     )
-    found = connection.execute(statement).scalars().all()
-    if not found:
+    since = {row.trigger_id: row.changed_us for row in connection.execute(statement)}
+    if not since:
         return []
     dialect = find_dialect(connection)
     wanted = trigger_cursor.c.trigger_id.in_(select(IDS.build_source(dialect).c.id))
@@ -328,8 +329,8 @@ def _lock_held(connection: Connection, sessions: Sequence[int], trials: Collecti
     owned = (trigger_cursor.c.session_id + 0).in_(sessions)
     still = select(*columns).where(and_(wanted, owned)).order_by(trigger_cursor.c.trigger_id)
     locked = still.with_for_update(of=trigger_cursor, key_share=True)
-    rows = connection.execute(locked, IDS.build_parameters(dialect, build_id_rows(found)))
-    return [HeldTrigger(*row) for row in rows]
+    rows = connection.execute(locked, IDS.build_parameters(dialect, build_id_rows(since)))
+    return [HeldTrigger(*row, since[row[0]]) for row in rows]
 
 
 def _lose_tasks(connection: Connection, sessions: Sequence[int], clean: Collection[int], context: CallContext) -> int:
@@ -371,15 +372,19 @@ def build_returned_callback() -> dict[str, object]:
 
 
 def build_lost_callback(now_us: int) -> dict[str, object]:
-    """Return the update of a callback whose worker was lost: run it again, up to MAX_LOST times."""
-    lost = task_callback.c.lost
-    hopeless = lost >= MAX_LOST
-    due = case((task_callback.c.name == ON_KILL, "kill"), else_="due")
+    """Return the update of a callback whose service was lost: run it again, up to a number of losses."""
+    is_kill = task_callback.c.name == ON_KILL
+    lost = task_callback.c.lost + 1
+    most = case((is_kill, KILL_LOSSES - 1), else_=MAX_LOST)
+    said = case(
+        (is_kill, f"its triggerer was lost {KILL_LOSSES} times while it called on_kill; nothing calls it any more"),
+        else_=f"its service was lost {MAX_LOST + 1} times",
+    )
     return {
-        "state": case((hopeless, "failed"), else_=due),
-        "error": case((hopeless, f"its service was lost {MAX_LOST + 1} times"), else_=None),
-        "ended_us": case((hopeless, now_us), else_=None),
-        "lost": lost + 1,
+        "state": case((lost > most, "failed"), (is_kill, "kill"), else_="due"),
+        "error": case((lost > most, said), else_=None),
+        "ended_us": case((lost > most, now_us), else_=None),
+        "lost": lost,
         "session_id": None,
         "claim_request": None,
     }

@@ -10,18 +10,27 @@ from collections.abc import Collection
 from typing import Any
 
 import structlog
-from sqlalchemy import ColumnElement, Connection, Select, and_, exists, literal_column, select, update
+from sqlalchemy import ColumnElement, Connection, Select, and_, exists, literal_column, not_, or_, select, update
 
 from tidemill.core.tasks.inputs import TriggerFailed
-from tidemill.core.triggers.lost_hosts import CULPRIT_LOSSES, FORGET_US, SUSPECT_LOSSES, FreeSuspect, choose_trial
+from tidemill.core.triggers.lost_hosts import (
+    CULPRIT_LOSSES,
+    FORGET_US,
+    SUSPECT_LOSSES,
+    FreeSuspect,
+    choose_trial,
+    compute_least_wait,
+)
 from tidemill.store.batches import find_dialect
 from tidemill.store.calls.stream_calls import EndStream
-from tidemill.store.calls.trigger_calls import HasSuspects, TakenSuspects, TakeSuspects
+from tidemill.store.calls.trigger_calls import FindSuspects, FoundSuspects, TakenSuspects, TakeSuspects
 from tidemill.store.context import CallContext
 from tidemill.store.queries.dags.state.tasks import draw_bits, move_tasks
+from tidemill.store.queries.sessions.kills import has_fatal_kills
 from tidemill.store.queries.sessions.services import check_session
 from tidemill.store.queries.sessions.stream_ends import end_stream
 from tidemill.store.queries.sessions.stream_locks import try_lock_streams
+from tidemill.store.queries.sessions.unreadable_triggers import find_unreadable
 from tidemill.store.queries.triggers.cursors import IDS, build_id_rows
 from tidemill.store.records import TriggerState
 from tidemill.store.tables import trigger, trigger_cursor, trigger_death, trigger_stream
@@ -29,18 +38,24 @@ from tidemill.store.tables import trigger, trigger_cursor, trigger_death, trigge
 log = structlog.get_logger(__name__)
 
 _TRIGGER, _CURSOR, _DEATH = trigger.c, trigger_cursor.c, trigger_death.c
+_reader = trigger.alias("reader")
 #: The number of suspects that a call looks at.
 _SUSPECTS = 20_000
+#: A literal, so that the partial index of suspects applies.
+_LOSSES: ColumnElement[int] = literal_column(str(SUSPECT_LOSSES))
 
 
 def is_suspect(now_us: int) -> ColumnElement[bool]:
     """Return the condition on `trigger_death` that makes a trigger a suspect."""
-    return and_(_DEATH.deaths >= SUSPECT_LOSSES, _DEATH.at_us >= now_us - FORGET_US)
+    return and_(_DEATH.deaths >= _LOSSES, _DEATH.at_us >= now_us - FORGET_US)
 
 
-def has_suspects(connection: Connection, request: HasSuspects, context: CallContext) -> bool:
-    """Return whether there are free suspects; see `HasSuspects`."""
-    return connection.execute(_build_free(request.queues, context.now_us).limit(1)).first() is not None
+def find_suspects(connection: Connection, request: FindSuspects, context: CallContext) -> FoundSuspects:
+    """Return what waits for a trial; see `FindSuspects`."""
+    latest_us = context.now_us - round(compute_least_wait(request.beside) * 1e6)
+    waiting = _build_free(request.queues, context.now_us).where(_TRIGGER.changed_us <= latest_us)
+    is_found = connection.execute(waiting.limit(1)).first() is not None
+    return FoundSuspects(is_found, has_fatal_kills(connection, request.queues))
 
 
 def take_suspects(connection: Connection, request: TakeSuspects, context: CallContext) -> TakenSuspects:
@@ -53,13 +68,14 @@ def take_suspects(connection: Connection, request: TakeSuspects, context: CallCo
     statement = free.order_by(_CURSOR.trigger_id).limit(_SUSPECTS).with_for_update(of=trigger_cursor, skip_locked=True)
     rows = connection.execute(statement).all()
     streams = try_lock_streams(connection, {row.stream_key for row in rows if row.stream_key is not None})
-    taken = _find_read(connection, streams)
+    free_streams = set(streams) - _find_read(connection, streams)
     suspects = [
-        FreeSuspect(row.trigger_id, row.deaths, row.lived_us, row.stream_key)
+        FreeSuspect(row.trigger_id, row.deaths, row.lived_us, row.stream_key, context.now_us - row.changed_us)
         for row in rows
-        if row.stream_key is None or (row.stream_key in streams and row.stream_key not in taken)
+        if row.stream_key is None or row.stream_key in free_streams
     ]
-    plan = choose_trial(suspects, request.most, takes_all=request.rest)
+    suspects += _lock_others(connection, request, free_streams, [one.id for one in suspects], context)
+    plan = choose_trial(suspects, request.most, beside=request.beside)
     if plan is None:
         return TakenSuspects()
     dialect = find_dialect(connection)
@@ -69,7 +85,46 @@ def take_suspects(connection: Connection, request: TakeSuspects, context: CallCo
     connection.execute(update(trigger_cursor).where(_CURSOR.trigger_id.in_(wanted)).values(new), given)
     state = {"state": TriggerState.RUNNING.value, "reason": None, "changed_us": context.now_us}
     connection.execute(update(trigger).where(_TRIGGER.id.in_(wanted)).values(state), given)
-    return TakenSuspects(plan.triggers, plan.seconds)
+    return TakenSuspects(plan.triggers, plan.seconds, plan.deaths, plan.is_split)
+
+
+def _lock_others(
+    connection: Connection,
+    request: TakeSuspects,
+    streams: Collection[str],
+    suspects: Collection[int],
+    context: CallContext,
+) -> list[FreeSuspect]:
+    """Lock and return the free triggers of the streams that are not suspects."""
+    if not streams:
+        return []
+    now_us = context.now_us
+    free = and_(
+        _TRIGGER.task_id.is_not(None),
+        _TRIGGER.stream_key.in_(sorted(streams)),
+        _TRIGGER.state == literal_column("'registered'"),
+        _TRIGGER.queue.in_(request.queues),
+        (_CURSOR.session_id + 0).is_(None),
+        or_(_DEATH.trigger_id.is_(None), not_(is_suspect(now_us))),
+    )
+    statement: Select[Any] = (
+        select(_TRIGGER.id, _TRIGGER.kwargs, _TRIGGER.stream_key, _TRIGGER.changed_us, _DEATH.deaths, _DEATH.lived_us)
+        .join(trigger_cursor, _CURSOR.trigger_id == _TRIGGER.id)
+        .join(trigger_death, _DEATH.trigger_id == _TRIGGER.id, isouter=True)
+        .where(free)
+        .order_by(_TRIGGER.id)
+        .limit(_SUSPECTS)
+        .with_for_update(of=trigger_cursor, skip_locked=True)
+    )
+    rows = connection.execute(statement).all()
+    skip = {*suspects, *find_unreadable(rows, context)}
+    return [
+        FreeSuspect(
+            row.id, min(row.deaths or 0, SUSPECT_LOSSES - 1), row.lived_us or 0, row.stream_key, now_us - row.changed_us
+        )
+        for row in rows
+        if row.id not in skip
+    ]
 
 
 def _build_free(queues: Collection[str], now_us: int) -> Select[Any]:
@@ -79,6 +134,15 @@ def _build_free(queues: Collection[str], now_us: int) -> Select[Any]:
         (_CURSOR.session_id + 0).is_(None),
         _TRIGGER.state == TriggerState.REGISTERED.value,
         _TRIGGER.queue.in_(queues),
+        # Its stream is read by no session.
+        or_(
+            _TRIGGER.stream_key.is_(None),
+            ~exists(
+                select(_reader.c.id).where(
+                    and_(_reader.c.stream_key == _TRIGGER.stream_key, _reader.c.state == literal_column("'running'"))
+                )
+            ),
+        ),
     )
     return (
         select(
@@ -86,6 +150,7 @@ def _build_free(queues: Collection[str], now_us: int) -> Select[Any]:
             _DEATH.deaths,
             _DEATH.alone,
             _DEATH.lived_us,
+            _TRIGGER.changed_us,
             _CURSOR.token,
             _TRIGGER.stream_key,
             _TRIGGER.task_id,
@@ -131,9 +196,11 @@ def _find_read(connection: Connection, keys: Collection[str]) -> set[str]:
     return set(connection.execute(select(_TRIGGER.stream_key).where(read).distinct()).scalars()) - {None}
 
 
-def build_unsuspected(now_us: int) -> ColumnElement[bool]:
-    """Return the condition on a trigger that neither it nor another one of its stream is a suspect."""
+def build_unsuspected(now_us: int, *, is_trial: bool = False) -> ColumnElement[bool]:
+    """Return the condition that a trigger is no suspect, nor, except for a trial, another one of its stream."""
     own = exists().where(and_(_DEATH.trigger_id == _TRIGGER.id, is_suspect(now_us)))
+    if is_trial:
+        return ~own
     other, death = trigger.alias("suspected"), trigger_death.alias("its_death")
     shared = exists(
         select(other.c.id)
@@ -142,7 +209,7 @@ def build_unsuspected(now_us: int) -> ColumnElement[bool]:
             and_(
                 other.c.stream_key == _TRIGGER.stream_key,
                 other.c.state == literal_column("'registered'"),
-                death.c.deaths >= SUSPECT_LOSSES,
+                death.c.deaths >= _LOSSES,
                 death.c.at_us >= now_us - FORGET_US,
             )
         )

@@ -31,6 +31,7 @@ from tidemill.core.tasks.endings import Failure, Skip, Success
 from tidemill.core.tasks.inputs import Input, TriggerEnded, TriggerFailed, TriggerFired, identify
 from tidemill.core.triggers.event_plan import Duplicate, EventRefusal, EventStored, NewEvent, StoreOutcome
 from tidemill.store.batches import RowSet, find_dialect
+from tidemill.store.calls.service_calls import TrialKind
 from tidemill.store.calls.stream_calls import EndStream
 from tidemill.store.calls.trigger_calls import (
     ClaimedTrigger,
@@ -53,7 +54,7 @@ from tidemill.store.queries.dags.state.tasks import close_board, draw_bits, end_
 from tidemill.store.queries.dags.state.transition import Board
 from tidemill.store.queries.dags.streams.events import feed_maps, note_endings, note_events
 from tidemill.store.queries.dags.values.xcoms import find_fault
-from tidemill.store.queries.sessions.claims import REST_US, take_free
+from tidemill.store.queries.sessions.claims import REST_US, take_free, take_joining
 from tidemill.store.queries.sessions.kills import claim_kills, settle_kills
 from tidemill.store.queries.sessions.reserved_triggers import take_reserved
 from tidemill.store.queries.sessions.services import check_session, free_triggers, lock_session
@@ -82,11 +83,17 @@ def claim_task_triggers(
     lock_session(connection, request.session)
     mine = and_(_CURSOR.session_id == request.session, _CURSOR.claim_request == request.request)
     again = list(connection.execute(select(_CURSOR.trigger_id).where(mine)).scalars())
-    if request.reserved:
+    kind = connection.execute(
+        select(service_session.c.trial).where(service_session.c.id == request.session)
+    ).scalar_one()
+    is_whole, calls_kills = kind == TrialKind.WHOLE, kind == TrialKind.KILLS
+    if request.reserved and not calls_kills:
         found = again or take_reserved(connection, request, context)
+        if is_whole and not again:
+            found += take_joining(connection, request, request.capacity - len(found), context)
         return _describe_claimed(connection, found, context)
-    kills = claim_kills(connection, request, context) if request.kills else {}
-    found = again or take_free(connection, request, context)
+    kills = claim_kills(connection, request, context, is_trial=calls_kills) if request.kills or calls_kills else {}
+    found = again or ([] if calls_kills else take_free(connection, request, context))
     return (*_describe_claimed(connection, found, context), *_describe_kills(connection, kills, context))
 
 
