@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
 
 import asyncpg
 import pytest
 from tests.store.dags import Player, dag, encode, mapped, task
 from tests.store.server import PostgresServer
+from tests.store.test_dag_clock import Clock, clock
 from tests.store.test_loops import loop, play
 from tests.store.test_streams import Stream
 
@@ -23,7 +26,10 @@ from tidemill.store.calls.setting_calls import SetPool
 from tidemill.store.calls.worker_calls import AttemptReport
 from tidemill.store.engines.opening import open_store
 
+__all__ = ["clock"]
+
 HOUR_US = 3_600_000_000
+VIENNA = ZoneInfo("Europe/Vienna")
 
 
 @pytest.fixture
@@ -218,3 +224,61 @@ async def test_a_run_that_begins_again_locks_units_before_their_tasks(
     await slow.execute("ROLLBACK")
     await waiting
     assert (await player.states(run))["l.b[0]"] == "queued"
+
+
+@pytest.mark.parametrize(
+    ("begin", "expected"),
+    [
+        (
+            datetime(2026, 3, 28, 23, tzinfo=UTC),
+            {
+                "daily": ["03:00"],
+                "hourly": ["01:00", "03:00", "04:00", "05:00", "06:00"],
+                "half": ["00:30", "01:00", "01:30", *["03:00", "03:30", "04:00", "04:30", "05:00", "05:30", "06:00"]],
+                "every": ["01:00", "03:00", "04:00", "05:00", "06:00"],
+            },
+        ),
+        (
+            datetime(2026, 10, 24, 22, tzinfo=UTC),
+            {
+                "daily": ["02:30"],
+                "hourly": ["01:00", "02:00", "02:00", "03:00", "04:00"],
+                "half": ["00:30", "01:00", "01:30", *["02:00", "02:30", "02:00", "02:30", "03:00", "03:30", "04:00"]],
+                "every": ["01:00", "02:00", "02:00", "03:00", "04:00"],
+            },
+        ),
+    ],
+    ids=["spring", "autumn"],
+)
+async def test_two_schedulers_of_which_one_is_late_create_each_run_once_when_the_clocks_change(
+    clock: Clock, players: list[Player], slow: asyncpg.Connection, begin: datetime, expected: dict[str, list[str]]
+) -> None:
+    begin_us = clock.now_us = round(begin.timestamp()) * 1_000_000
+    crons = {"daily": "30 2 * * *", "hourly": "0 * * * *", "half": "*/30 * * * *"}
+    schedules = {
+        name: ScheduleStructure("cron", cron=cron, zone="Europe/Vienna", start_us=begin_us + 1, catchup=True)
+        for name, cron in crons.items()
+    }
+    schedules["every"] = ScheduleStructure("interval", interval_us=HOUR_US, start_us=begin_us + HOUR_US, catchup=True)
+    for name, schedule in schedules.items():
+        structure = dag(task("a"), id=name, schedule=schedule, max_active_runs=100)
+        await players[0].store.call(StoreFile(f"{name}.py", "d", structures=(encode(structure),)))
+    # A third scheduler stops in the middle of its turn with this DAG, and goes on after the change.
+    await slow.execute("SELECT FROM dag WHERE dag_id = 'daily' FOR UPDATE")
+
+    for minutes in (31, 62, 91, 121, 122, 150, 181, 245, 301):
+        clock.now_us = begin_us + minutes * 60_000_000
+        if minutes == 245:
+            await slow.execute("COMMIT")
+        await asyncio.gather(players[0].schedule(), players[minutes % 2].schedule())
+    # This one reads the time before the change, and comes to its turn only now.
+    clock.now_us = begin_us + 60_000_000
+    assert (await players[1].schedule()).created == 0
+
+    runs = (await players[0].store.call(ListRuns(limit=100))).rows
+    found: dict[str, list[str]] = {name: [] for name in schedules}
+    for logical_us, dag_id in sorted((run.logical_us or 0, run.dag_id) for run in runs):
+        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=logical_us)
+        found[dag_id].append(f"{moment.astimezone(VIENNA):%H:%M}")
+    assert found == expected
+    assert len({(run.dag_id, run.logical_us) for run in runs}) == len(runs)
