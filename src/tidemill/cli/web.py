@@ -117,10 +117,11 @@ def _find_recordings(debug: DebugSettings, directory: Path | None, *, needed: bo
     if not any(list_periods(worker) for worker in list_worker_folders(folder)):
         if not needed:
             return None
+        dags = "set store.url to a PostgreSQL database" + (" and leave out --dir" if directory is not None else "")
         raise ConfigError(
             f"no recordings of this user in {folder} ({where}); pipelines write them while debug.enabled is true and "
-            "debug.db_dir is this folder; pass the pipeline's configuration, or its folder with --dir; for DAGs, set "
-            "store.url to a PostgreSQL database"
+            "debug.db_dir is this folder; pass the pipeline's configuration, or its folder with --dir; for DAGs, "
+            f"{dags}"
         )
     return folder
 

@@ -71,7 +71,8 @@ def check_current(found: str | None, label: str) -> None:
     has = "has no tables" if found is None else f"has tables of revision {found}, but this tidemill needs {HEAD}"
     newer = found is not None and found > HEAD
     update = "`tidemill db migrate` of a newer version has changed them; update tidemill"
-    todo = update if newer else "stop all services, then run `tidemill db migrate`"
+    migrate = "run `tidemill db migrate`" if found is None else "stop all services, then run `tidemill db migrate`"
+    todo = update if newer else migrate
     raise ConfigError(f"the store {label} {has}; {todo}")
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
 import structlog
 from sqlalchemy import text
 from tests.store.server import PostgresServer
+from tests.until import wait_until
 
 from tidemill.config.settings import Settings
 from tidemill.core.errors import ConfigError
@@ -152,6 +154,27 @@ def test_the_store_of_the_web_ui_is_checked_again_after_an_outage(monkeypatch: p
     thread.start()
     try:
         assert await_on_loop(thread.loop, thread.call(ListSessions()), 30) == ()
+    finally:
+        thread.close()
+
+
+def test_the_store_of_the_web_ui_may_take_longer_to_start_than_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Store:
+        async def call(self, request: object) -> tuple[()]:
+            return ()
+
+        async def close(self) -> None: ...
+
+    async def open_it(settings: Settings, url: str) -> Store:
+        time.sleep(0.3)
+        return Store()
+
+    monkeypatch.setattr(store_thread, "open_shared_store", open_it)
+    monkeypatch.setattr(store_thread, "_START_SECONDS", 0.05)
+    thread = StoreThread(Settings.model_validate({}), "postgresql://host/name")
+    thread.start()
+    try:
+        wait_until(lambda: thread.find_unready() == [])
     finally:
         thread.close()
 

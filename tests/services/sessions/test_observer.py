@@ -211,3 +211,15 @@ async def test_a_session_that_cannot_be_ended_does_not_keep_the_others(database:
         await observer.look(float(second))
 
     assert await list_live(database) == {own, broken}
+
+
+async def test_a_part_of_a_process_was_heard_from_when_the_process_was(database: Database) -> None:
+    scheduler = await database.call(BeginSession("scheduler", "a", "host", "boot", 17))
+    part = await database.call(BeginSession("parser", "a", "host", "boot", 17, parent=scheduler))
+    child = await database.call(BeginSession("parser", "a", "host", "boot", 18, parent=scheduler))
+    await asyncio.sleep(0.01)
+    assert await database.call(BeatSession(scheduler))
+    found = {one.id: one.beat_us for one in await database.call(ListSessions())}
+    assert found[part] == found[scheduler] > found[child]
+    (parser, *_) = await database.call(ListSessions("parser"))
+    assert (parser.id, parser.beat_us) == (part, found[scheduler])

@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 #: How long the start waits for the database.
 _OPEN_SECONDS = 5.0
+#: How long the start waits for the thread.
+_START_SECONDS = 60.0
 #: How long a store may take to answer a probe, and to close.
 _ANSWER_SECONDS = 5.0
 
@@ -50,7 +52,10 @@ class StoreThread:
             RemoteError: The database refuses the connection for good.
         """
         self._thread.start()
-        await_on_loop(self.loop, self._start(), 2 * _OPEN_SECONDS)
+        started = asyncio.run_coroutine_threadsafe(self._start(), self.loop)
+        # On a busy machine the imports alone may take longer than the start waits for the database.
+        with contextlib.suppress(TimeoutError):
+            started.result(_START_SECONDS)
 
     async def _start(self) -> None:
         self._opening = asyncio.create_task(self._open())

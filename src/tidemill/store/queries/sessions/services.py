@@ -224,7 +224,12 @@ def lose_other_sessions(connection: Connection, request: LoseOtherSessions, cont
 
 def list_sessions(connection: Connection, request: ListSessions, context: CallContext) -> tuple[ServiceSession, ...]:
     """Return the live sessions; see `ListSessions`."""
-    statement = select(service_session).where(_SESSION.ended_us.is_(None)).order_by(_SESSION.id)
+    # A part of a process sends no heartbeats of its own.
+    parent = service_session.alias("parent")
+    is_part = and_(parent.c.id == _SESSION.parent, parent.c.pid == _SESSION.pid, parent.c.beat_us > _SESSION.beat_us)
+    heard = func.coalesce(parent.c.beat_us, _SESSION.beat_us).label("heard_us")
+    joined = select(service_session, heard).outerjoin(parent, is_part)
+    statement = joined.where(_SESSION.ended_us.is_(None)).order_by(_SESSION.id)
     if request.kind:
         statement = statement.where(_SESSION.kind == request.kind)
     return tuple(
@@ -239,8 +244,8 @@ def list_sessions(connection: Connection, request: ListSessions, context: CallCo
             row.capacity,
             row.beat,
             row.started_us,
-            row.beat_us,
-            context.now_us - row.beat_us,
+            row.heard_us,
+            context.now_us - row.heard_us,
             row.parent,
             row.version,
             row.list,
