@@ -13,7 +13,7 @@ from tidemill.core.tasks.structure import MapSource, MapStructure, TaskStructure
 from tidemill.store.calls.call import CallRefusedError
 from tidemill.store.calls.count_calls import CountStore
 from tidemill.store.calls.element_calls import ListElements
-from tidemill.store.calls.instance_calls import ClearTasks, ListTasks, MarkTasks, TaskRecord
+from tidemill.store.calls.instance_calls import ClearTasks, ListGrid, ListTasks, MarkTasks, TaskRecord
 from tidemill.store.calls.run_calls import CancelRun, RunRecord, WatchRuns
 from tidemill.store.calls.service_calls import LoseSession, SchedulerTurn
 from tidemill.store.calls.task_calls import EmitItems, GetValuePage
@@ -356,6 +356,16 @@ async def test_a_cleared_source_with_fewer_items_removes_elements(player: Player
     await player.play()
     assert await end(player, run) == {"run": "success", "g": "success", "m": "success"}
     assert [one.state for one in await list_elements(player, run, "m")] == ["success", "removed", "removed"]
+    assert [one.map_index for one in await list_elements(player, run, "m", "removed")] == [1, 2]
+    assert await list_elements(player, run, "m", "mapped") == []
+    listed = (await player.store.call(ListTasks(run.dag_id, run.run_id))).rows
+    grid = await player.store.call(ListGrid((run.id,)))
+    assert [(one.run, one.task_id, one.state, one.elements) for one in grid] == [
+        (run.id, one.task_id, one.state, one.elements) for one in listed
+    ]
+    assert [one.elements is None for one in grid] == [True, False]
+    assert await player.store.call(ListGrid((run.id + 1,))) == ()
+    assert [one.task_id for one in await player.store.call(ListGrid((run.id,), limit=1))] == ["g"]
 
 
 async def test_elements_and_maps_are_marked(player: Player) -> None:

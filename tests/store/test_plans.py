@@ -35,6 +35,7 @@ from tidemill.store.calls.instance_calls import (
     ClearTasks,
     DescribeAdmission,
     DescribeTriggers,
+    ListGrid,
     ListTasks,
     MarkTasks,
     TaskHistory,
@@ -265,6 +266,7 @@ class Everybody:
             ListRuns("dag", ("running",)),
             WatchRuns(),
             ListTasks("dag", "run1"),
+            ListGrid((1, 2)),
             ListTasks("dag", "run1", map_index=None),
             ListElements("dag", "run1", "a"),
             ListElements("dag", "run1", "a", ("failed",), 3, 5, "3"),
@@ -463,6 +465,7 @@ async def use_instances(database: Database, run: RunRecord, player: Player) -> N
     for request in (
         ListTasks(*of_run, task_id="b", map_index=4_000),
         ListTasks(*of_run, map_index=-1),
+        ListGrid((run.id,)),
         ListTasks(*of_run, limit=5, after="1:4000"),
         ListTasks(*of_run, limit=5, task_id="b"),
         ListTasks(*of_run, limit=5, task_id="b", after="1:4000"),

@@ -241,6 +241,28 @@ class ListTasks(Call[Listed[TaskRecord]], frozen=True):
     map_index: int | None = -1
 
 
+class GridTask(msgspec.Struct, frozen=True):
+    """A task of a run, with the counts of its elements if it is mapped."""
+
+    run: int
+    task_id: str
+    state: str
+    elements: MapCounts | None
+
+
+@answered_by("dags.views.grid:list_grid", reads=True)
+class ListGrid(Call[tuple[GridTask, ...]], frozen=True):
+    """Return the states of the tasks of some runs, without elements of mapped tasks.
+
+    Attributes:
+        runs: The runs, by row id.
+        limit: The maximum number of tasks of each run.
+    """
+
+    runs: tuple[int, ...]
+    limit: int = 1000
+
+
 class HistoryRecord(msgspec.Struct, frozen=True):
     """A change of a task's state. `given`: the input that caused it; `by`: its sender; `detail`: more text."""
 

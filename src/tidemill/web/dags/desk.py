@@ -23,7 +23,7 @@ from tidemill.store.calls.call import Call, CallRefusedError, Listed, RefusalKin
 from tidemill.store.calls.callback_calls import ListCallbacks, ReadCallbackLog
 from tidemill.store.calls.dag_calls import DagRecord, GetDag, ListDags
 from tidemill.store.calls.element_calls import GroupElementFailures, ListElements
-from tidemill.store.calls.instance_calls import HistoryRecord, ListTasks, TaskHistory, TaskRecord
+from tidemill.store.calls.instance_calls import HistoryRecord, ListGrid, ListTasks, TaskHistory, TaskRecord
 from tidemill.store.calls.log_calls import LogPartRecord, ReadLog
 from tidemill.store.calls.run_calls import GetRun, ListRuns, RunRecord, StageConfItems
 from tidemill.store.calls.service_calls import DescribeServices, ListFileDifferences, ListFiles, ServiceRecord
@@ -372,16 +372,13 @@ class Desk:
         self, dag_id: str, count: int
     ) -> tuple[list[models.DagRunView], dict[str, dict[str, models.GridCell]]]:
         """Return the latest runs, oldest first, and the states of their tasks by task and run."""
-        runs = [describe_run(run) for run in reversed(self.ask(ListRuns(dag_id, limit=count)).rows)]
-        calls: list[Call[Listed[TaskRecord]]] = [
-            ListTasks(dag_id, run.run_id, limit=MAX_TASKS, map_index=UNMAPPED) for run in runs
-        ]
+        found = self.ask(ListRuns(dag_id, limit=count)).rows[::-1]
+        names = {run.id: run.run_id for run in found}
         cells: dict[str, dict[str, models.GridCell]] = {}
-        for run, answer in zip(runs, self.ask_all(calls) if calls else (), strict=True):
-            for task in answer.rows:
-                cell = models.GridCell(task.state, task.elements)
-                cells.setdefault(task.task_id, {})[run.run_id] = cell
-        return runs, cells
+        for task in self.ask(ListGrid(tuple(names), MAX_TASKS)) if names else ():
+            cell = models.GridCell(task.state, task.elements)
+            cells.setdefault(task.task_id, {})[names[task.run]] = cell
+        return [describe_run(run) for run in found], cells
 
     # -- a task --------------------------------------------------------------------------------------------------------
 

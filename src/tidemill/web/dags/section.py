@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from fastapi import Query
 from fastapi.responses import RedirectResponse, Response
+from markupsafe import escape
 from starlette.requests import Request
 
 from tidemill.core.tasks.instance import UNMAPPED, format_instance
@@ -188,7 +189,10 @@ def _build_pages(desk: Desk, pages: Pages) -> Routes:
 
     def _describe_grid(dag_id: str) -> dict[str, Any]:
         runs, grid = desk.list_grid(dag_id, LATEST_RUNS)
-        return {"grid_runs": runs, "grid": grid}
+        return {"grid_runs": [(run, escape(link_run(dag_id, run.run_id))) for run in runs], "grid": grid}
+
+    def link_run(dag_id: str, run_id: str) -> str:
+        return pages.url(f"/dags/{quote(dag_id, safe='')}/runs/{quote(run_id, safe='')}")
 
     def describe_state(dag_id: str, run_id: str, cursor: str = "") -> dict[str, Any]:
         found, structure, page = desk.list_tasks(dag_id, run_id, cursor)
@@ -220,9 +224,7 @@ def _build_pages(desk: Desk, pages: Pages) -> Routes:
         if seen == values["seen"]:
             return Response(status_code=204)
         more = values["page"].cursor
-        path = pages.url(
-            f"/dags/{quote(dag_id, safe='')}/runs/{quote(run_id, safe='')}?{change_address({}, cursor=more)}"
-        )
+        path = f"{link_run(dag_id, run_id)}?{change_address({}, cursor=more)}"
         values |= {"more": path if more else "", "logs": read_logs(values)}
         return pages.answer(request, "dags/run_state.html", is_first=True, **values)
 

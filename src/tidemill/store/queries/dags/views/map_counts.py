@@ -114,14 +114,20 @@ def _running(dialect: str) -> Select[Any]:
 
 
 def read_possible(connection: Connection, run: int, task_id: str) -> dict[str, int] | None:
-    """Return by count of `MapRow` how many elements there are at most; None: the map has rows of a former life, too."""
+    """Return by count of `MapRow` how many elements there are at most; None: the map has rows of a former life, too.
+
+    `removed`: how many there are of those.
+    """
     rows = _possible.fetch(connection, {"of_run": run, "of_task": task_id})
     if not rows:
         return None
     created, made, has_sources, *counts = rows[0]
     # A map that follows another one has no `made`; it removes its former elements when it finds its sources.
-    counts_all = made <= created and (made or has_sources)
-    return dict(zip(_COUNTS, counts, strict=True)) if counts_all else None
+    if made > created or not (made or has_sources):
+        return None
+    possible = dict(zip(_COUNTS, counts, strict=True))
+    # All its rows are elements.
+    return possible | {"removed": 0} if made else possible
 
 
 @Statement

@@ -9,7 +9,21 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import Connection, Row, Select, and_, func, literal_column, select, text
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    Text,
+    and_,
+    bindparam,
+    func,
+    literal_column,
+    select,
+    text,
+    true,
+)
 
 from tidemill.core.tasks.dependencies import TaskOutcome
 from tidemill.core.tasks.expansion import find_count
@@ -82,7 +96,10 @@ def list_tasks(connection: Connection, request: ListTasks, context: CallContext)
     if index is not None and index >= 0 and name in plan.tasks and plan.tasks[name].iterated:
         element = ListElements(request.dag_id, request.run_id, name, request.states, index, index)
         return _list_parts(connection, run, plan, element)
-    statement = _select_tasks(run, request.limit)
+    # PostgreSQL sees no number in the subquery: it would take a run of many elements for one of many tasks, and read
+    # the whole table.
+    of_run = select(bindparam("of_run", run, BigInteger)).scalar_subquery() if index == UNMAPPED else run
+    statement = _select_tasks(request.limit).where(_TASK.run == of_run)
     if request.states:
         statement = statement.where(_TASK.state.in_(request.states))
     if request.task_id is not None:
@@ -110,7 +127,7 @@ def list_elements(connection: Connection, request: ListElements, context: CallCo
         raise refuse_instance(request.dag_id, request.run_id, request.task_id, UNMAPPED)
     if plan.tasks[request.task_id].iterated:
         return _list_parts(connection, run, plan, request)
-    rows = _fetch_elements(connection, run, request)
+    rows = _fetch_elements(connection, run, request, is_group=plan.tasks[request.task_id].structure.is_group)
     found = rows[: request.limit]
     streams = describe_streams(connection, [row.id for row in found], context.now_us)
     labels = _read_unit_labels(connection, run, plan, found)
@@ -138,7 +155,7 @@ def _read_unit_labels(connection: Connection, run: int, plan: DagPlan, rows: Seq
 def _list_parts(connection: Connection, run: int, plan: DagPlan, request: ListElements) -> Listed[TaskRecord]:
     """Return the elements of a task that runs all in one attempt; those without a result are in state `none`."""
     only = and_(_TASK.run == run, _TASK.task_id == request.task_id, _TASK.map_index == 0)
-    own = connection.execute(_select_tasks(None, 1).where(only)).first()
+    own = connection.execute(_select_tasks(1).where(only)).first()
     if own is None:
         return Listed((), None)
     if request.states and TaskState.NONE not in request.states:
@@ -233,42 +250,51 @@ def _find_first(request: ListElements) -> int:
     return max(0, request.first or 0, -1 if request.after is None else int(request.after) + 1)
 
 
-def _fetch_elements(connection: Connection, run: int, request: ListElements) -> list[Row[Any]]:
+def _fetch_elements(connection: Connection, run: int, request: ListElements, *, is_group: bool) -> list[Row[Any]]:
     """Return the rows of a page of elements and at least one more; those in states that few have by their indexes."""
-    states = _select_states(connection, run, request)
+    states = _select_states(connection, run, request, is_group=is_group)
     if request.states and not states:
         return []
     first = _find_first(request)
-    mine = [_TASK.task_id == request.task_id, _TASK.map_index >= first]
-    if request.last is not None:
-        mine.append(_TASK.map_index <= request.last)
+    page = _select_tasks(request.limit).order_by(_TASK.map_index)
     if states:
-        mine.append(_TASK.state.in_(states))
-    page = _select_tasks(None, request.limit).where(and_(*mine)).order_by(_TASK.map_index)
+        page = page.where(_TASK.state.in_(states))
     if not states or not states <= _INDEXED.keys():
-        return list(connection.execute(page.where(_TASK.run == run)))
-    rows: list[Row[Any]] = []
+        return list(connection.execute(page.where(_choose(run, request, first))))
+    found: list[int] = []
     for condition in sorted({_INDEXED[state] for state in states}):
-        # The `+ 0` keeps the databases from reading all elements by name.
-        is_open = condition in _OPEN.values()
-        of_run = _TASK.run + literal_column("0") == run if is_open else _TASK.run == run
-        rows += connection.execute(page.where(and_(of_run, text(condition))))
+        mine = and_(_choose(run, request, first, by_state=condition in _OPEN.values()), _TASK.state.in_(states))
+        chosen = select(_TASK.id).where(and_(mine, text(condition))).order_by(_TASK.map_index)
+        found += connection.execute(chosen.limit(request.limit + 1)).scalars()
+    # Joined after the choice: PostgreSQL expects few elements, and would read all sessions for each of many.
+    rows = connection.execute(_select_tasks(len(found)).where(_TASK.id.in_(found))).all() if found else []
     return sorted(rows, key=lambda row: int(row.map_index))
 
 
-def _select_states(connection: Connection, run: int, request: ListElements) -> set[str]:
+def _choose(run: int, request: ListElements, first: int, *, by_state: bool = False) -> ColumnElement[bool]:
+    """Return the condition for the elements from an index on; `by_state`: an index on states is to be read."""
+    of_run: ColumnElement[int] = _TASK.run
+    name: ColumnElement[str] = _TASK.task_id
+    index: ColumnElement[int] = _TASK.map_index
+    if by_state:
+        # These expressions keep the databases from reading all elements by name.
+        of_run, index = of_run + literal_column("0"), index + literal_column("0")
+        name = name + literal_column("''", Text)
+    last = true() if request.last is None else index <= request.last
+    return and_(of_run == run, name == request.task_id, index >= first, last)
+
+
+def _select_states(connection: Connection, run: int, request: ListElements, *, is_group: bool) -> set[str]:
     """Return the states among those asked for that elements may be in, as the counts of their map say."""
     if not request.states:
         return set()
+    # Only the elements of a group have tasks of their own.
+    states = {state for state in request.states if is_group or state != TaskState.MAPPED}
     counts = read_possible(connection, run, request.task_id)
     if counts is None:
-        return set(request.states)
+        return states
     known = set(TaskState)
-    return {
-        state
-        for state in request.states
-        if state not in known or (name := find_count(TaskState(state))) is None or counts[name]
-    }
+    return {state for state in states if state not in known or counts.get(find_count(TaskState(state)) or state, 1)}
 
 
 def _find_plan(connection: Connection, dag_id: str, run_id: str) -> tuple[int, DagPlan]:
@@ -281,16 +307,15 @@ def _find_plan(connection: Connection, dag_id: str, run_id: str) -> tuple[int, D
     return run, load_plan(connection, *connection.execute(version).one())
 
 
-def _select_tasks(run: int | None, limit: int) -> Select[Any]:
-    """Select tasks with their workers and triggers. `run`: None: the caller names the run."""
+def _select_tasks(limit: int) -> Select[Any]:
+    """Select tasks with their workers and triggers; the caller names the run."""
     waits = and_(trigger.c.task_id == _TASK.id, trigger.c.epoch == _TASK.epoch)
-    selected = (
+    return (
         select(task_instance, service_session.c.host, service_session.c.pid, trigger.c.id.label("trigger"))
         .outerjoin(service_session, service_session.c.id == _TASK.session_id)
         .outerjoin(trigger, waits)
         .limit(limit + 1)
     )
-    return selected if run is None else selected.where(_TASK.run == run)
 
 
 def _fetch_page(
