@@ -6,15 +6,18 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests import prepared
+from tests.store.conftest import postgres
 from tests.until import wait_until
 
 from tidemill.runtime.process.table import find_descendants
+
+__all__ = ["postgres"]
 
 DAGS = """
 import os, time
@@ -151,5 +154,15 @@ class DevSite:
 def dev(tmp_path: Path) -> Iterator[DevSite]:
     """Make a folder of DAGs; whatever still runs at the end is killed."""
     site = DevSite(tmp_path)
+    yield site
+    site.close()
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.nightly)])
+async def any_dev(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[DevSite]:
+    """Do what `dev` does, over a database of either kind."""
+    site = DevSite(tmp_path)
+    if request.param == "postgresql":
+        site.env["TIDEMILL_STORE__URL"] = await request.getfixturevalue("postgres").new_database()
     yield site
     site.close()

@@ -13,7 +13,6 @@ import random
 import signal
 import sqlite3
 import time
-from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,9 @@ from typing import Any
 import asyncpg
 import pytest
 from tests.cli.dags.conftest import DevSite
-from tests.store.conftest import postgres
 from tests.until import wait_until
 
 from tidemill.runtime.process.table import find_descendants, find_marked, is_running, read_command
-
-__all__ = ["postgres"]
 
 #: Further runs in which the processes and moments are random.
 ROUNDS = int(os.environ.get("KILLS_ROUNDS", "0"))
@@ -96,16 +92,6 @@ with DAG("kills", max_active_tasks=50):
     collect.override(task_id="collect_read")(double.expand(number=read.output))
     collect.override(task_id="collect_source")(double.override(task_id="triple").expand(number=source.output))
 """
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.nightly)])
-async def dev(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[DevSite]:
-    """Make a folder of DAGs, over a database of either kind."""
-    site = DevSite(tmp_path)
-    if request.param == "postgresql":
-        site.env["TIDEMILL_STORE__URL"] = await request.getfixturevalue("postgres").new_database()
-    yield site
-    site.close()
 
 
 class Streams:
@@ -218,7 +204,8 @@ class Streams:
 
 @pytest.mark.long
 @pytest.mark.timeout(600 * (ROUNDS + 1))
-def test_each_element_comes_once_though_worker_triggerer_and_dev_are_killed_in_the_middle(dev: DevSite) -> None:
+def test_each_element_comes_once_though_worker_triggerer_and_dev_are_killed_in_the_middle(any_dev: DevSite) -> None:
+    dev = any_dev
     streams = Streams(dev)
     Path(dev.folder, "block").touch()
     streams.start()
