@@ -53,13 +53,13 @@ def list_(
 ) -> None:
     """List DAGs by id."""
     with reporting():
-        from tidemill.cli.dags.views import DAG_COLUMNS, build_dag_row, encode_dag, show_rows
+        from tidemill.cli.dags.views import DAGS, show_rows
         from tidemill.store.calls.dag_calls import ListDags
 
         with asking(config, folder) as store:
             pages = store.ask_pages(lambda after: ListDags(after=after, inactive=inactive, tag=tag))
             nothing = f"no DAGs{_explain_nothing(store)}"
-            show_rows(pages, DAG_COLUMNS, build_dag_row, encode_dag, as_json=as_json, nothing=nothing)
+            show_rows(pages, DAGS, as_json=as_json, nothing=nothing)
             if not as_json:
                 _tell_errors(store)
 

@@ -44,7 +44,7 @@ Description = Annotated[str | None, typer.Option("--description", metavar="TEXT"
 def list_pools(config: Config = None, folder: Folder = None, as_json: AsJson = False) -> None:
     """List pools with their used slots and waiting tasks."""
     with reporting():
-        from tidemill.cli.dags.views import show_rows
+        from tidemill.cli.dags.views import Listing, show_rows
         from tidemill.store.calls.setting_calls import ListPools, PoolRecord
 
         def build_row(pool: PoolRecord) -> tuple[str, ...]:
@@ -62,7 +62,7 @@ def list_pools(config: Config = None, folder: Folder = None, as_json: AsJson = F
 
         with asking(config, folder) as store:
             rows = store.ask(ListPools())
-        show_rows([rows], _POOL_COLUMNS, build_row, encode, as_json=as_json, nothing="no pools")
+        show_rows([rows], Listing(_POOL_COLUMNS, build_row, encode), as_json=as_json, nothing="no pools")
 
 
 @pools.command("set")
@@ -107,7 +107,7 @@ def list_variables(
 ) -> None:
     """List variables by name."""
     with reporting():
-        from tidemill.cli.dags.views import show_rows
+        from tidemill.cli.dags.views import Listing, show_rows
         from tidemill.store.calls.setting_calls import ListVariables, VariableRecord
 
         def build_row(variable: VariableRecord) -> tuple[str, ...]:
@@ -119,7 +119,7 @@ def list_variables(
 
         with asking(config, folder) as store:
             pages = store.ask_pages(lambda after: ListVariables(after=after, values=values))
-            show_rows(pages, _VARIABLE_COLUMNS, build_row, encode, as_json=as_json, nothing="no variables")
+            show_rows(pages, Listing(_VARIABLE_COLUMNS, build_row, encode), as_json=as_json, nothing="no variables")
 
 
 @variables.command("set")
@@ -155,7 +155,7 @@ def delete_variable(
 def list_connections(config: Config = None, folder: Folder = None, as_json: AsJson = False) -> None:
     """List connections by name, without secrets."""
     with reporting():
-        from tidemill.cli.dags.views import show_rows
+        from tidemill.cli.dags.views import Listing, show_rows
         from tidemill.store.calls.setting_calls import ConnectionRow, ListConnections
 
         def build_row(row: ConnectionRow) -> tuple[str, ...]:
@@ -175,7 +175,7 @@ def list_connections(config: Config = None, folder: Folder = None, as_json: AsJs
 
         with asking(config, folder) as store:
             pages = store.ask_pages(lambda after: ListConnections(after=after))
-            show_rows(pages, _CONNECTION_COLUMNS, build_row, encode, as_json=as_json, nothing="no connections")
+            show_rows(pages, Listing(_CONNECTION_COLUMNS, build_row, encode), as_json=as_json, nothing="no connections")
 
 
 @connections.command("set")

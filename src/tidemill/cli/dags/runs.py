@@ -39,13 +39,13 @@ def list_(
 ) -> None:
     """List runs, newest first."""
     with reporting():
-        from tidemill.cli.dags.views import RUN_COLUMNS, build_run_row, encode_run, show_rows
+        from tidemill.cli.dags.views import RUNS, show_rows
         from tidemill.store.calls.run_calls import ListRuns
 
         states = check_states(state or [], ("queued", "running", "success", "failed"))
         with asking(config, folder) as store:
             page = store.ask(ListRuns(dag_id=dag, states=states, limit=limit))
-            show_rows([page.rows], RUN_COLUMNS, build_run_row, encode_run, as_json=as_json, nothing="no runs")
+            show_rows([page.rows], RUNS, as_json=as_json, nothing="no runs")
 
 
 @app.command()
@@ -53,10 +53,8 @@ def show(dag: DagId, run: Run = None, config: Config = None, folder: Folder = No
     """Show a run with its tasks, each with the reason why it waits."""
     with reporting():
         from tidemill.cli.dags.views import (
-            CALLBACK_COLUMNS,
-            RUN_COLUMNS,
-            build_callback_row,
-            build_run_row,
+            CALLBACKS,
+            RUNS,
             encode_callback,
             encode_run,
             show_rows,
@@ -77,12 +75,12 @@ def show(dag: DagId, run: Run = None, config: Config = None, folder: Folder = No
                 callbacks = [encode_callback(one) for one in called]
                 typer.echo(json.dumps({**encode_run(found), "tasks": shown, "callbacks": callbacks}))
                 return
-            show_rows([[found]], RUN_COLUMNS, build_run_row, encode_run, as_json=False, nothing="")
+            show_rows([[found]], RUNS, as_json=False, nothing="")
             typer.echo()
             show_tasks(tasks, waits, as_json=False, nothing="no tasks")
             if called:
                 typer.echo()
-                show_rows([called], CALLBACK_COLUMNS, build_callback_row, encode_callback, as_json=False, nothing="")
+                show_rows([called], CALLBACKS, as_json=False, nothing="")
 
 
 @app.command()

@@ -104,13 +104,13 @@ def triggerer(
 def list_services(config: Config = None, folder: Folder = None, as_json: AsJson = False) -> None:
     """List the services of all hosts, with what they run."""
     with reporting():
-        from tidemill.cli.dags.views import show_rows
+        from tidemill.cli.dags.views import Listing, show_rows
         from tidemill.store.calls.service_calls import DescribeServices
 
         with asking(config, folder) as store:
             rows = store.ask(DescribeServices())
         nothing = "no services; start them with `tidemill dev`, or one by one on any host"
-        show_rows([rows], _COLUMNS, _build_row, _encode, as_json=as_json, nothing=nothing)
+        show_rows([rows], Listing(_COLUMNS, _build_row, _encode), as_json=as_json, nothing=nothing)
 
 
 def _build_row(record: ServiceRecord) -> tuple[str, ...]:

@@ -82,7 +82,7 @@ def elements(
 ) -> None:
     """Show the elements of a mapped task or group, by index."""
     with reporting():
-        from tidemill.cli.dags.views import ELEMENT_COLUMNS, build_element_row, encode_task, show_rows
+        from tidemill.cli.dags.views import ELEMENTS, show_rows
         from tidemill.store.calls.element_calls import ListElements
 
         wanted = check_states(state or [], _ELEMENT_STATES)
@@ -92,8 +92,7 @@ def elements(
             pages = store.ask_pages(
                 lambda after: ListElements(dag, found.run_id, task, wanted, first, last, after=after)
             )
-            nothing = "no such elements"
-            show_rows(pages, ELEMENT_COLUMNS, build_element_row, encode_task, as_json=as_json, nothing=nothing)
+            show_rows(pages, ELEMENTS, as_json=as_json, nothing="no such elements")
 
 
 @app.command()
@@ -108,15 +107,14 @@ def history(
 ) -> None:
     """Show the history of a task: each change of its state, with the reason and the cause."""
     with reporting():
-        from tidemill.cli.dags.views import HISTORY_COLUMNS, build_change_row, encode_change, show_rows
+        from tidemill.cli.dags.views import CHANGES, show_rows
         from tidemill.store.calls.instance_calls import TaskHistory
 
         with asking(config, folder) as store:
             found = find_run(store, dag, run)
             number = _number(index)
             pages = store.ask_pages(lambda after: TaskHistory(dag, found.run_id, task, number, after=after))
-            nothing = "the task has no history yet"
-            show_rows(pages, HISTORY_COLUMNS, build_change_row, encode_change, as_json=as_json, nothing=nothing)
+            show_rows(pages, CHANGES, as_json=as_json, nothing="the task has no history yet")
 
 
 @app.command()
@@ -131,14 +129,14 @@ def events(
 ) -> None:
     """Show the events of the trigger that a task waits for, or has waited for last; newest first."""
     with reporting():
-        from tidemill.cli.dags.views import EVENT_COLUMNS, build_event_row, encode_event, show_rows
+        from tidemill.cli.dags.views import EVENTS, show_rows
         from tidemill.store.calls.stream_calls import ListTaskEvents
 
         with asking(config, folder) as store:
             found = find_run(store, dag, run)
             number = _number(index)
             pages = store.ask_pages(lambda after: ListTaskEvents(dag, found.run_id, task, number, after=after))
-            show_rows(pages, EVENT_COLUMNS, build_event_row, encode_event, as_json=as_json, nothing="no events")
+            show_rows(pages, EVENTS, as_json=as_json, nothing="no events")
 
 
 @app.command()
@@ -156,7 +154,7 @@ def xcoms(
 ) -> None:
     """Show the values that the tasks of a run have returned and pushed."""
     with reporting():
-        from tidemill.cli.dags.views import XCOM_COLUMNS, build_xcom_row, encode_xcom, show_rows
+        from tidemill.cli.dags.views import XCOMS, show_rows
         from tidemill.store.calls.xcom_calls import ListXComs
 
         first, last = _parse_range(index) or (None, None)
@@ -165,7 +163,7 @@ def xcoms(
             pages = store.ask_pages(
                 lambda after: ListXComs(dag, found.run_id, task, after=after, map_index=first, last_index=last)
             )
-            show_rows(pages, XCOM_COLUMNS, build_xcom_row, encode_xcom, as_json=as_json, nothing="no XComs")
+            show_rows(pages, XCOMS, as_json=as_json, nothing="no XComs")
 
 
 @app.command()

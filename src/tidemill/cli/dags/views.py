@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import typer
 
@@ -30,7 +31,7 @@ T = TypeVar("T")
 _MAX_SHOWN = 200
 _MAX_CURSOR = 40
 
-DAG_COLUMNS = (
+_DAG_COLUMNS = (
     Column("DAG", cut=True),
     Column("STATE"),
     Column("SCHEDULE", cut=True),
@@ -38,7 +39,7 @@ DAG_COLUMNS = (
     Column("FILE", optional=True, cut=True),
     Column("TAGS", detail=True),
 )
-RUN_COLUMNS = (
+_RUN_COLUMNS = (
     Column("DAG", cut=True),
     Column("RUN", cut=True),
     Column("STATE"),
@@ -56,7 +57,7 @@ TASK_COLUMNS = (
     Column("POOL", optional=True),
     Column("ELEMENTS, OR ERROR", detail=True),
 )
-ELEMENT_COLUMNS = (
+_ELEMENT_COLUMNS = (
     Column("INDEX", right=True),
     Column("LABEL", optional=True, cut=True),
     Column("STATE"),
@@ -65,14 +66,14 @@ ELEMENT_COLUMNS = (
     Column("TOOK", right=True),
     Column("ERROR", detail=True),
 )
-CALLBACK_COLUMNS = (
+_CALLBACK_COLUMNS = (
     Column("CALLBACK"),
     Column("OF", cut=True),
     Column("STATE"),
     Column("SINCE", right=True),
     Column("ERROR", detail=True),
 )
-HISTORY_COLUMNS = (
+_HISTORY_COLUMNS = (
     Column("TIME"),
     Column("FROM"),
     Column("TO"),
@@ -80,7 +81,7 @@ HISTORY_COLUMNS = (
     Column("BY", optional=True, cut=True),
     Column("DETAIL", detail=True),
 )
-EVENT_COLUMNS = (
+_EVENT_COLUMNS = (
     Column("SEQ", right=True),
     Column("TRIGGER RUN", right=True),
     Column("AGE", right=True),
@@ -88,49 +89,47 @@ EVENT_COLUMNS = (
     Column("IDENTITY", optional=True),
     Column("PAYLOAD", detail=True),
 )
-XCOM_COLUMNS = (Column("TASK", cut=True), Column("KEY", cut=True), Column("VALUE", detail=True))
+_XCOM_COLUMNS = (Column("TASK", cut=True), Column("KEY", cut=True), Column("VALUE", detail=True))
 
 
-def show_rows(
-    pages: Iterable[Sequence[T]],
-    columns: Sequence[Column],
-    build_row: Callable[[T], Sequence[str]],
-    encode: Callable[[T], dict[str, Any]],
-    *,
-    as_json: bool,
-    nothing: str,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Listing(Generic[T]):
+    """How records are listed.
+
+    Attributes:
+        columns: The columns of a table.
+        build_row: Returns the cells of a record.
+        encode: Returns a record as a JSON document.
+    """
+
+    columns: Sequence[Column]
+    build_row: Callable[[T], Sequence[str]]
+    encode: Callable[[T], dict[str, Any]]
+
+
+def show_rows(pages: Iterable[Sequence[T]], listing: Listing[T], *, as_json: bool, nothing: str) -> None:
     """Print rows as they are read, as JSON or as a table per page.
 
     Args:
         pages: The rows.
-        columns: The columns of a table.
-        build_row: Returns the cells of a row.
-        encode: Returns a row as a JSON document.
+        listing: How they are listed.
         as_json: Whether to print JSON.
         nothing: The text to print if there are no rows, unless JSON is printed.
     """
     shown = False
     for rows in pages:
         if rows:
-            for line in _build_lines(rows, columns, build_row, encode, as_json=as_json):
+            for line in _build_lines(rows, listing, as_json=as_json):
                 typer.echo(line)
             shown = True
     if not shown and not as_json:
         typer.echo(nothing)
 
 
-def _build_lines(
-    rows: Sequence[T],
-    columns: Sequence[Column],
-    build_row: Callable[[T], Sequence[str]],
-    encode: Callable[[T], dict[str, Any]],
-    *,
-    as_json: bool,
-) -> Iterator[str]:
+def _build_lines(rows: Sequence[T], listing: Listing[T], *, as_json: bool) -> Iterator[str]:
     if as_json:
-        return (json.dumps(encode(row)) for row in rows)
-    return format_table(columns, [build_row(row) for row in rows], find_width())
+        return (json.dumps(listing.encode(row)) for row in rows)
+    return format_table(listing.columns, [listing.build_row(row) for row in rows], find_width())
 
 
 def format_clock(microseconds: int) -> str:
@@ -182,7 +181,7 @@ def encode_run(run: RunRecord) -> dict[str, Any]:
     }
 
 
-def build_run_row(run: RunRecord) -> tuple[str, ...]:
+def _build_run_row(run: RunRecord) -> tuple[str, ...]:
     now_us = STORE_CLOCK.now_us()
     took = ""
     if run.started_us is not None:
@@ -262,7 +261,7 @@ def format_elements(task: TaskRecord, run_started_us: int | None = None) -> str:
     return f"{format_counts(task.elements)}{f', {rate}' if rate else ''}"
 
 
-def build_element_row(task: TaskRecord) -> tuple[str, ...]:
+def _build_element_row(task: TaskRecord) -> tuple[str, ...]:
     took = ""
     if task.started_us is not None and task.ended_us is not None:
         took = format_seconds((task.ended_us - task.started_us) / 1e6)
@@ -313,7 +312,7 @@ def build_callback_row(callback: CallbackRecord) -> tuple[str, ...]:
     )
 
 
-def encode_change(change: HistoryRecord) -> dict[str, Any]:
+def _encode_change(change: HistoryRecord) -> dict[str, Any]:
     return {
         "epoch": change.epoch,
         "from": change.before,
@@ -325,7 +324,7 @@ def encode_change(change: HistoryRecord) -> dict[str, Any]:
     }
 
 
-def build_change_row(change: HistoryRecord) -> tuple[str, ...]:
+def _build_change_row(change: HistoryRecord) -> tuple[str, ...]:
     why = change.given.partition(" ")[0]
     detail = shorten(find_last_words(change.detail or ""), _MAX_SHOWN)
     return format_clock(change.at_us), change.before, change.after, why, change.by, detail
@@ -352,7 +351,7 @@ def describe_difference(difference: FileDifference) -> str:
     return f"{difference.path}: {who} has had another content for {age}; make the DAG folders equal"
 
 
-def encode_event(event: EventEnvelope) -> dict[str, Any]:
+def _encode_event(event: EventEnvelope) -> dict[str, Any]:
     """Return an event as a document, with its payload as text."""
     return {
         "trigger_run_id": event.trigger_run_id,
@@ -364,7 +363,7 @@ def encode_event(event: EventEnvelope) -> dict[str, Any]:
     }
 
 
-def build_event_row(event: EventEnvelope) -> tuple[str, ...]:
+def _build_event_row(event: EventEnvelope) -> tuple[str, ...]:
     return (
         str(event.sequence_index),
         str(event.trigger_run_id),
@@ -375,7 +374,7 @@ def build_event_row(event: EventEnvelope) -> tuple[str, ...]:
     )
 
 
-def encode_xcom(xcom: XComRecord) -> dict[str, Any]:
+def _encode_xcom(xcom: XComRecord) -> dict[str, Any]:
     """Return an XCom as a document, with its value as stored."""
     return {
         "task": xcom.task_id,
@@ -386,5 +385,14 @@ def encode_xcom(xcom: XComRecord) -> dict[str, Any]:
     }
 
 
-def build_xcom_row(xcom: XComRecord) -> tuple[str, ...]:
+def _build_xcom_row(xcom: XComRecord) -> tuple[str, ...]:
     return format_instance(xcom.task_id, xcom.map_index), xcom.key, shorten(xcom.value, _MAX_SHOWN)
+
+
+DAGS = Listing(_DAG_COLUMNS, build_dag_row, encode_dag)
+RUNS = Listing(_RUN_COLUMNS, _build_run_row, encode_run)
+ELEMENTS = Listing(_ELEMENT_COLUMNS, _build_element_row, encode_task)
+CALLBACKS = Listing(_CALLBACK_COLUMNS, build_callback_row, encode_callback)
+CHANGES = Listing(_HISTORY_COLUMNS, _build_change_row, _encode_change)
+EVENTS = Listing(_EVENT_COLUMNS, _build_event_row, _encode_event)
+XCOMS = Listing(_XCOM_COLUMNS, _build_xcom_row, _encode_xcom)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tidemill.cli.dags.views import TASK_COLUMNS, build_task_row, encode_task, format_clock, show_rows
+from tidemill.cli.dags.views import TASK_COLUMNS, Listing, build_task_row, encode_task, format_clock, show_rows
 from tidemill.cli.terminal.tables import Column
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def show_tasks(tasks: Sequence[TaskRecord], waits: Mapping[int, str], *, as_json
     def encode(task: TaskRecord) -> dict[str, Any]:
         return encode_waiting_task(task, waits)
 
-    show_rows([tasks], columns, build_row, encode, as_json=as_json, nothing=nothing)
+    show_rows([tasks], Listing(columns, build_row, encode), as_json=as_json, nothing=nothing)
 
 
 def encode_waiting_task(task: TaskRecord, waits: Mapping[int, str]) -> dict[str, Any]:
