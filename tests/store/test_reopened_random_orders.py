@@ -135,7 +135,7 @@ class ReopenedLife(Life):
 
 
 def test_random_orders_on_sources_in_sqlite(tmp_path: Path) -> None:
-    play(f"sqlite:///{tmp_path}/tidemill.db", range(10), ReopenedLife)
+    play(f"sqlite:///{tmp_path}/tidemill.db", range(3), ReopenedLife)
 
 
 @pytest.mark.nightly
@@ -147,4 +147,4 @@ def test_random_orders_on_sources_in_sqlite_often(tmp_path: Path) -> None:
 def test_random_orders_on_sources_in_postgresql(postgres: PostgresServer) -> None:
     with asyncio.Runner() as runner:
         url = runner.run(postgres.new_database())
-    play(url, range(sized(5, 10)), ReopenedLife)
+    play(url, range(sized(2, 10)), ReopenedLife)
