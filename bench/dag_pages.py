@@ -4,8 +4,8 @@
 
 JSON lines out: one for each list whose median exceeds `--slow` milliseconds, and one for all (bar: 150 ms each). The
 rows are made in the database: runs of 100 tasks, of which some failed and the newest are running, runs of 1,000 tasks,
-and a mapped task whose elements are in all states; a fifth of a million of the tasks, if `--runs` is 5,000, are of
-other DAGs. Requests go to `tidemill web`, over a new connection each: the first page, a page in the middle, and each
+a few runs of other DAGs, and a mapped task whose elements are in all states; a million tasks by default.
+Requests go to `tidemill web`, over a new connection each: the first page, a page in the middle, and each
 filter of the page and of the API. `cpu_ms` is the CPU time of `tidemill web` and of the database per request.
 """
 
@@ -43,7 +43,6 @@ TOKEN = "the-token-of-the-bench"
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 START_SECONDS = 60.0
 _NOW = "CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)"
-#: Repeats a run; the newest 16 stay as they are, every fiftieth of the others has failed.
 _CLONE_RUNS = """
 INSERT INTO dag_run ({columns}) SELECT {values} FROM dag_run, generate_series(1, {count}) AS number
 WHERE dag_run.id = {run} ORDER BY number
@@ -53,6 +52,7 @@ INSERT INTO task_instance ({columns})
 SELECT {values} FROM task_instance AS t, dag_run AS r WHERE t.run = {run} AND r.dag = t.dag AND r.id <> t.run
 ORDER BY r.id, t.number
 """
+#: The newest 16 stay as they are, and every fiftieth of the others has failed.
 _END_RUNS = """
 UPDATE dag_run SET state = CASE WHEN id % 50 = 0 THEN 'failed' ELSE 'success' END, unfinished = 0,
 started_us = created_us, ended_us = created_us + 60000000
