@@ -169,6 +169,21 @@ async def test_a_stream_that_does_not_fit_is_left_to_another(database: Database)
     assert len(await claim(database, large)) == 6
 
 
+async def test_room_is_kept_for_a_stream_that_has_waited_for_long(database: Database, monkeypatch):
+    await defer(database, ["s"] * 4)
+    one, two = await begin(database, 5), await begin(database, 5)
+    for session, held in ((one, 2.0), (two, 3.0)):
+        await database.call(BeatSession(session, {"triggers": held}))
+    await defer(database, [None] * 4, run_id="later")
+    assert [len(await claim(database, session, 1, 4)) for session in (one, two)] == [1, 1], "it fits into no room"
+    monkeypatch.setattr(claims, "_PATIENCE_US", -1_000_000)
+    for session, held in ((one, 2.0), (two, 3.0)):
+        await database.call(BeatSession(session, {"triggers": held}))
+    assert await claim(database, one, 3, 2) == ()
+    assert [each.stream_key for each in await claim(database, two, 2, 3)] == [None, None]
+    assert [each.stream_key for each in await claim(database, one, 4, 1)] == ["s"] * 4
+
+
 async def test_a_stream_larger_than_every_capacity_is_claimed_at_once_by_the_emptiest(database: Database):
     await defer(database, ["s"] * 6)
     one, two = await begin(database, 3), await begin(database, 4)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import random
+
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.core.examples import examples
@@ -116,6 +119,55 @@ def test_triggers_of_a_stream_that_is_read_here_are_claimed_bit_by_bit():
     own, other = TriggererLoad(1, 9), TriggererLoad(0, 9)
     choice = choose_claims(rows, units, 0, 2, own, [other])
     assert (choice.triggers, choice.whole) == ((1, 2), frozenset())
+
+
+def test_one_with_the_most_room_keeps_it_for_a_unit_that_has_waited_for_long():
+    rows, units = [WaitingTrigger(1, "s"), WaitingTrigger(2), WaitingTrigger(3, "t")], {"s": StreamUnit(4, 0)}
+    units["t"] = StreamUnit(1, 1)
+    own, other = TriggererLoad(7, 10), TriggererLoad(8, 10)
+    assert choose_claims(rows, units, 3, 3, own, [other]).triggers == (2, 3)
+    choice = choose_claims(rows, units, 3, 3, own, [other], {"s"})
+    assert (choice.triggers, choice.kept) == ((3,), {"s"}), "what joins a stream that it reads has nobody else"
+    assert choose_claims(rows, units, 3, 2, other, [own], {"s"}).triggers == (2, 3), "it has less room"
+    assert choose_claims(rows, units, 3, 3, own, [TriggererLoad(0, 3)], {"s"}).kept == {"s"}, "the other is too small"
+    assert choose_claims(rows, units, 3, 3, own, [TriggererLoad(0, 9)], {"s"}).kept == set(), "it fits there"
+    assert choose_claims(rows, units, 3, 3, TriggererLoad(0, 3), [other], {"s"}).kept == set()
+    assert choose_claims(rows[:1], {"s": StreamUnit(4, 1)}, 3, 3, own, [other], {"s"}).kept == set(), "it is read here"
+
+
+def play_unit(capacities: list[int], life: int, size: int, chance: random.Random, patience: float) -> bool:
+    """Return whether a stream is claimed in time beside small triggers that live for some turns and come again."""
+    units = {"s": StreamUnit(size, 0)}
+    held = [[chance.randint(1, life) for _ in range(capacity)] for capacity in capacities]
+    for turn in range(10 + 3 * life):
+        order = list(range(len(capacities)))
+        chance.shuffle(order)
+        for host in order:
+            held[host] = [ends for ends in held[host] if ends > turn]
+            own, *others = [TriggererLoad(len(held[one]), capacities[one]) for one in (host, *({*order} - {host}))]
+            room = own.capacity - own.held
+            share = compute_share(own, others, size + sum(capacities))
+            # The triggers of the stream have waited for longer than the others, of which there are always enough.
+            rows = [*(WaitingTrigger(-1 - n, "s") for n in range(size)), *map(WaitingTrigger, range(sum(capacities)))]
+            late = {"s"} if turn > patience else set()
+            choice = choose_claims(rows, units, share, room, own, others, late)
+            if "s" in choice.whole:
+                return True
+            held[host] += [turn + chance.randint(1, life) for _ in choice.triggers]
+    return False
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(st.lists(st.integers(2, 12), min_size=2, max_size=4), st.integers(1, 6), st.integers(), st.data())
+def test_no_unit_starves_beside_small_triggers_that_end_and_come_again(
+    capacities: list[int], life: int, seed: int, data: st.DataObject
+):
+    size = data.draw(st.integers(1, max(capacities)))
+    assert play_unit(capacities, life, size, random.Random(seed), patience=5)
+
+
+def test_a_unit_would_starve_if_no_room_was_kept():
+    assert not play_unit([10, 10], 4, 8, random.Random(1), patience=math.inf)
 
 
 def test_a_unit_larger_than_every_capacity_goes_to_the_emptiest_as_a_whole():

@@ -2,14 +2,17 @@
 
 Theory of operation. Each triggerer claims for itself, when it is rung. Of what waits it takes its part of the level to
 which all live triggerers would fill up together; the others take theirs. All triggers of one shared stream are a unit,
-which one triggerer runs. A unit that fits into no triggerer's capacity goes to the emptiest one. A triggerer that runs
-far more than the mean, because another one has started, hands units over, which the emptier ones then claim.
+which one triggerer runs. A unit that fits into no triggerer's capacity goes to the emptiest one. If one has waited for
+long that fits into a capacity, but into no room, the triggerer with the most room claims nothing else until it fits. A
+triggerer that runs far more than the mean, because another one has started, hands units over, which the emptier ones
+then claim.
 
 Invariants:
 1. The shares of all triggerers add up to at least what waits, or to all free capacity.
 2. No share exceeds the free capacity, except for a unit larger than every capacity, or than the room of the only
    triggerer.
-3. A hand-over makes the larger of two triggerers smaller, so hand-overs end.
+3. A unit that fits into a capacity is claimed once enough of that triggerer's triggers have ended.
+4. A hand-over makes the larger of two triggerers smaller, so hand-overs end.
 4. A triggerer that begins to read a stream claims all its waiting triggers at once. Otherwise the first ones would
    read, and acknowledge to the broker, what the others have not seen.
 """
@@ -57,12 +60,14 @@ class ClaimChoice(NamedTuple):
         whole: Streams that it begins to read; it claims all their waiting triggers.
         oversized: Streams that exceed every capacity, and that it reads nevertheless.
         unfit: Streams that are left to others.
+        kept: Streams that have waited for long and fit into no triggerer's room: the claimer keeps its room for them.
     """
 
     triggers: tuple[int, ...]
     whole: frozenset[str]
     oversized: frozenset[str]
     unfit: frozenset[str]
+    kept: frozenset[str] = frozenset()
 
 
 class HeldUnit(NamedTuple):
@@ -100,6 +105,7 @@ def choose_claims(
     room: int,
     own: TriggererLoad,
     others: Sequence[TriggererLoad],
+    late: Collection[str] = (),
 ) -> ClaimChoice:
     """Choose triggers to claim, in the given order.
 
@@ -110,6 +116,7 @@ def choose_claims(
         room: The number of triggers to take at once; a stream that it begins to read may exceed it.
         own: The claimer.
         others: The other triggerers. Without any, units need not fit into the capacity.
+        late: The streams that have waited for long.
 
     Example:
         >>> rows = [WaitingTrigger(1), WaitingTrigger(2, "wide"), WaitingTrigger(3), WaitingTrigger(4)]
@@ -125,6 +132,10 @@ def choose_claims(
     whole: set[str] = set()
     oversized: set[str] = set()
     unfit: set[str] = set()
+    streams = {row.stream for row in rows if row.stream is not None and row.stream in late}
+    kept = frozenset(key for key in streams if _keeps_room(units[key], own, others))
+    if kept:
+        share = 0
     for row in rows:
         stream = row.stream
         if stream is not None and not (stream in joined or stream in whole or stream in unfit):
@@ -147,7 +158,15 @@ def choose_claims(
         elif room > 0 and (stream in joined or (stream is None and share > 0)):
             chosen.append(row.id)
             share, room, free = share - 1, room - 1, free - (stream is None)
-    return ClaimChoice(tuple(chosen), frozenset(whole), frozenset(oversized), frozenset(unfit))
+    return ClaimChoice(tuple(chosen), frozenset(whole), frozenset(oversized), frozenset(unfit), kept)
+
+
+def _keeps_room(unit: StreamUnit, own: TriggererLoad, others: Sequence[TriggererLoad]) -> bool:
+    """Return whether a triggerer claims nothing else until a unit fits: none has more room of those that can run it."""
+    room = own.capacity - own.held
+    rooms = [load.capacity - load.held for load in others if load.capacity >= unit.size]
+    fits_nowhere = unit.waiting > max([room, *rooms])
+    return not unit.running and own.capacity >= unit.size and fits_nowhere and room >= max(rooms, default=room)
 
 
 def is_far_above(own: TriggererLoad, others: Sequence[TriggererLoad]) -> bool:

@@ -252,7 +252,9 @@ def _choose(
             if row.id not in unreadable and (row.stream_key is None or row.stream_key in got)
         ]
         units = _count_units(connection, {one.stream for one in given if one.stream is not None})
-        choice = choose_claims(given, units, share, room, own, others)
+        late_us = context.now_us - _PATIENCE_US
+        late_streams = _list_streams([row for row in rows if row.changed_us < late_us])
+        choice = choose_claims(given, units, share, room, own, others, late_streams)
         if choice.oversized:
             _say_oversized(choice.oversized, units, own)
         taken, divided = list(choice.triggers), frozenset[str]()
@@ -266,7 +268,7 @@ def _choose(
         skip |= unreadable | set(taken)
         width = min(_WIDEST, 2 * len(rows)) if unreadable else 0
         unfit |= lost
-        if share <= 0 or not (unreadable or lost):
+        if share <= 0 or choice.kept or not (unreadable or lost):
             break
         rows = []
     return chosen
