@@ -6,6 +6,7 @@ import ast
 import asyncio
 import itertools
 import time
+import zlib
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -177,14 +178,14 @@ async def test_services_whose_clocks_differ_by_twenty_minutes_run_everything_in_
 ) -> None:
     url = await postgres.new_database()
     store = await open_store(url)
-    ahead = {"scheduler-1": 600, "worker-1": -600, "worker-2": 600, "triggerer-1": 600, "triggerer-2": -600}
+    ahead = {"scheduler-1": 600, "worker-1": -600, "worker-2": 600, "triggerer-1": -600}
     with run_fleet(tmp_path, url) as fleet:
         fleet.write(FILE)
         for name, seconds in ahead.items():
             fleet.start(name, clock=seconds)
         await wait_for(store, "SELECT count(*) FROM dag", 1, "the DAG is stored")
         live = "SELECT count(*) FROM service_session WHERE ended_us IS NULL AND kind IN ('worker', 'triggerer')"
-        await wait_for(store, f"{live} AND parent IS NULL", 4, fleet.describe)
+        await wait_for(store, f"{live} AND parent IS NULL", 3, fleet.describe)
         began = time.time()
         for number in range(3):
             await store.call(CreateRun("clocked", f"run{number}"))
@@ -195,7 +196,7 @@ async def test_services_whose_clocks_differ_by_twenty_minutes_run_everything_in_
         assert await count(store, "SELECT max(tries) FROM task_instance") == 2
         for number, index in itertools.product(range(3), range(3)):
             (part, *rest) = (await store.call(ReadLog("clocked", f"run{number}", f"waits{index}"))).rows
-            lines = [line for one in (part, *rest) for line in decode_lines(one.data)]
+            lines = [line for one in (part, *rest) for line in decode_lines(zlib.decompress(one.data))]
             assert {"before", "after"} <= {line.text for line in lines}
             times = [line.time_us / 1e6 for line in lines]
             assert began - 60 < times[0] <= times[-1] < began + took + 60
