@@ -146,12 +146,12 @@ def choose_trial(suspects: Sequence[FreeSuspect], most: int, *, beside: int = 0)
         beside: The number of trials that the triggerer has.
 
     Example:
-        >>> suspects = [FreeSuspect(1, 2, 0), FreeSuspect(2, 3, 0), FreeSuspect(3, 3, 20_000_000)]
+        >>> suspects = [FreeSuspect(1, 2, 0), FreeSuspect(2, 4, 0), FreeSuspect(3, 4, 20_000_000)]
         >>> choose_trial(suspects, 100).triggers
         (2,)
         >>> late = [FreeSuspect(1, 2, 0, waited_us=600_000_000), *suspects[1:]]
         >>> choose_trial(late, 100).triggers, choose_trial(late, 100, beside=1).triggers
-        ((1, 3), (1, 2, 3))
+        ((1,), (1, 2, 3))
     """
     deaths = max((one.deaths for one in suspects), default=0)
     if deaths < SUSPECT_LOSSES or _find_wait(suspects) < compute_least_wait(beside):
