@@ -31,6 +31,7 @@ from tidemill.store.calls.service_calls import (
     LoseSession,
     ReleaseLeft,
     StopSession,
+    TrialKind,
 )
 from tidemill.store.calls.stream_calls import EndStream
 from tidemill.store.calls.trigger_calls import (
@@ -239,18 +240,28 @@ class Deferred:
         await self.store.call(build_action(action, self.run))
         await self.player.schedule()
 
+    async def claim_kills(self) -> list[tuple[int, ClaimedTrigger]]:
+        """Have a new triggerer, and a process that only calls `on_kill`, claim what there is to call."""
+        trial = await self.store.call(BeginSession("triggerer", "t", "machine", "boot", 17, trial=TrialKind.KILLS))
+        other = await begin_triggerer(self.store)
+        requests = [
+            ClaimTriggers(other, next(REQUESTS), 100, QUEUES, kills=True),
+            ClaimTriggers(trial, next(REQUESTS), 100, QUEUES, reserved=True),
+        ]
+        found = [(one.session, kill) for one in requests for kill in await self.store.call(one)]
+        return [(session, kill) for session, kill in found if kill.kill is not None]
+
     async def check_killed_once(self) -> None:
-        """Check that exactly one of two triggerers is told to call `on_kill`, and the dead one is not."""
-        (kill,) = [one for one in await claim(self.store, self.other) if one.kill is not None]
-        assert (kill.id, kill.kill is not None) == (self.trigger.id, True)
-        third = await begin_triggerer(self.store)
-        assert [one for one in await claim(self.store, third) if one.kill is not None] == []
+        """Check that exactly one process is told to call `on_kill`, and the dead triggerer is not."""
+        ((session, kill),) = await self.claim_kills()
+        assert kill.id == self.trigger.id
+        assert await self.claim_kills() == []
         assert kill.kill is not None
-        assert await self.store.call(KillCalled(self.other, kill.kill))
+        assert await self.store.call(KillCalled(session, kill.kill))
         held = HeldTriggers(self.dead, ((self.trigger.id, self.trigger.token),))
         assert [one.reason for one in await self.store.call(held)] == ["hand-over"]
-        await self.store.call(LoseSession(self.other))
-        assert [one for one in await claim(self.store, third) if one.kill is not None] == []
+        await self.store.call(LoseSession(session))
+        assert await self.claim_kills() == []
 
     async def check_fenced(self) -> None:
         """Check that an event of the old trigger is refused, from the dead triggerer and from its successor."""
