@@ -32,8 +32,8 @@ from tidemill.services.triggerer.hosting import host as host_module
 from tidemill.services.triggerer.tasks.folder_code import FolderCode
 from tidemill.services.triggerer.tasks.host import TaskHost
 from tidemill.store.calls.instance_calls import ClearTasks, MarkTasks, TaskRecord
-from tidemill.store.calls.service_calls import BeginSession, LoseSession
-from tidemill.store.calls.trigger_calls import ClaimTriggers, ClearDeaths, KillCalled, ReleaseTriggers
+from tidemill.store.calls.service_calls import BeginSession, LoseSession, TrialKind
+from tidemill.store.calls.trigger_calls import ClaimTriggers, ClearDeaths, FindSuspects, KillCalled, ReleaseTriggers
 from tidemill.store.calls.worker_calls import AttemptReport
 from tidemill.store.database import Database
 from tidemill.triggers.base import BaseTrigger, TriggerEvent
@@ -114,13 +114,24 @@ class Triggerer:
     def start(self) -> None:
         """Start it under another session."""
         self.link = Link(self._store)
-        about = BeginSession("triggerer", f"t{self._number}", "machine", "boot", 17, ("default",), 100)
-        code, secrets = FolderCode(self._folder), KnownSecrets()
-        self._host = TaskHost(
-            self.link, TriggererSettings(), about, code, 65_536, secrets, grace_seconds=60.0, lease=ServiceLease(60.0)
-        )
+        self._host = self._make()
         self._stop = asyncio.Event()
         self._task = asyncio.create_task(self._host.run(self._stop))
+
+    def _make(self) -> TaskHost:
+        about, code, secrets = self._build_session(), FolderCode(self._folder), KnownSecrets()
+        lease = ServiceLease(60.0)
+        return TaskHost(self.link, TriggererSettings(), about, code, 65_536, secrets, grace_seconds=60.0, lease=lease)
+
+    def _build_session(self, trial: TrialKind = TrialKind.NONE) -> BeginSession:
+        return BeginSession("triggerer", f"t{self._number}", "machine", "boot", 17, ("default",), 100, trial=trial)
+
+    async def call_lost_kills(self) -> None:
+        """Call `on_kill` of triggers whose triggerers were lost before, as a process does that its parent starts."""
+        while (await self._store.call(FindSuspects(("default",)))).kills:
+            session = await self._store.call(self._build_session(TrialKind.KILLS))
+            await self._make().try_out(session, 60.0, asyncio.Event())
+            await self._store.call(LoseSession(session, is_death=False))
 
     async def stop(self) -> None:
         """Stop it in order."""
@@ -252,9 +263,12 @@ async def test_on_kill_is_called_once_for_each_user_action_by_real_triggerers(
         await site.begin()
         for _ in range(ACTIONS):
             await site.defer()
+            if site.chance.random() < 0.1:
+                await site.triggerers[0].call_lost_kills()
             for _ in range(site.chance.randrange(3)):
                 await site.act()
             await site.stop()
+        await site.triggerers[0].call_lost_kills()
         await until(lambda: set(KILLS) >= site.stopped, what=lambda: f"KILLS_SEED={SEED}: {site.stopped - set(KILLS)}")
         # Whatever still waits to be called would be called now.
         for one in site.triggerers:
