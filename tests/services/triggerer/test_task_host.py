@@ -24,7 +24,7 @@ from tidemill.services.triggerer.tasks import folder_code
 from tidemill.services.triggerer.tasks.host import TaskHost
 from tidemill.services.triggerer.tasks.logs import TaskLogs
 from tidemill.services.triggerer.tasks.source import TaskSource
-from tidemill.store.calls.service_calls import BeginSession
+from tidemill.store.calls.service_calls import BeginSession, TrialKind
 from tidemill.store.calls.task_calls import AppendLog
 from tidemill.store.calls.trigger_calls import (
     ClaimTriggers,
@@ -46,8 +46,8 @@ class Triggerers:
         self.folder = folder
         self.running: dict[TaskHost, tuple[asyncio.Task[None], asyncio.Event]] = {}
 
-    def make(self, capacity: int = 10_000, lease: ServiceLease = LEASE) -> TaskHost:
-        about = BeginSession("triggerer", "t", "here", "boot", 1, (), capacity)
+    def make(self, capacity: int = 10_000, lease: ServiceLease = LEASE, trial: TrialKind = TrialKind.NONE) -> TaskHost:
+        about = BeginSession("triggerer", "t", "here", "boot", 1, (), capacity, trial=trial)
         return TaskHost(
             self.store,
             TriggererSettings(),
@@ -458,18 +458,20 @@ async def test_triggers_of_a_stream_that_are_handed_over_acknowledge_nothing_tha
     assert upstream.advanced == []
 
 
-async def test_a_trial_acknowledges_nothing_because_other_triggers_of_its_streams_may_wait(triggerers):
+@pytest.mark.parametrize("kind", [TrialKind.SPLIT, TrialKind.WHOLE])
+async def test_a_trial_of_a_part_of_a_stream_acknowledges_nothing(triggerers, kind):
     upstream = UPSTREAMS["up"] = Upstream("up")
     one = triggerers.store.defer(hosted.Sharing, "up", upstream="up", modulo=2)
-    session = await triggerers.store.call(BeginSession("triggerer", "t", "here", "boot", 1))
-    trial = asyncio.create_task(triggerers.make().try_out(session, 60.0, asyncio.Event()))
+    session = await triggerers.store.call(BeginSession("triggerer", "t", "here", "boot", 1, trial=kind))
+    trial = asyncio.create_task(triggerers.make(trial=kind).try_out(session, 60.0, asyncio.Event()))
     upstream.items.put_nowait(1)
     upstream.items.put_nowait(2)
 
     await until(lambda: one.resumed)
     await asyncio.wait_for(trial, 60)
 
-    assert (upstream.closed, upstream.advanced) == (1, [])
+    assert upstream.closed == 1
+    assert upstream.advanced == ([] if kind is TrialKind.SPLIT else [(1, (1, 0, 0)), (2, (1, 0, 0))])
 
 
 async def test_on_kill_of_a_trigger_whose_triggerer_is_gone_is_called_on_a_new_instance(triggerers):

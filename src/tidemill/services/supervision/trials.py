@@ -66,11 +66,13 @@ class _Attempt:
         session: Its session; 0 until that begins.
         dropped: Asks the process to end at once.
         solo_until: When another trial may begin beside it, by the loop's clock.
+        kind: What the process runs.
     """
 
     session: int
     dropped: asyncio.Event
     solo_until: float = 0.0
+    kind: TrialKind = TrialKind.KILLS
 
 
 class Trials:
@@ -239,6 +241,7 @@ class Trials:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(attempt.dropped.wait(), pause)
         kind = TrialKind.SPLIT if trial.is_split else TrialKind.WHOLE
+        attempt.kind = kind
         session = attempt.session = await begin_session(self._store, replace(self._about, trial=kind))
         try:
             await call_patiently(self._store, ReserveTriggers(self._holder, session, trial.triggers))
@@ -290,7 +293,8 @@ class Trials:
 
     async def _run(self, attempt: _Attempt, seconds: float) -> tuple[int, str]:
         """Run the process of a trial; returns its exit code and a description of the exit for users."""
-        arguments = [*self._arguments, "--session", str(attempt.session), "--seconds", str(seconds)]
+        trial = ["--session", str(attempt.session), "--seconds", str(seconds), "--trial", str(int(attempt.kind))]
+        arguments = [*self._arguments, *trial]
         try:
             process = await start_service(arguments, self._env, self._output)
         except OSError as error:

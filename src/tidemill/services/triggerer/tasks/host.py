@@ -42,7 +42,7 @@ from tidemill.services.triggerer.tasks.starts import StartRenderer
 from tidemill.services.triggerer.tasks.stuck_watch import StuckWatch
 from tidemill.services.triggerer.tasks.trigger import TaskTrigger, TaskTriggerServices
 from tidemill.services.triggerer.tasks.trigger_services import TriggerServices
-from tidemill.store.calls.service_calls import BeginSession, EndSession
+from tidemill.store.calls.service_calls import BeginSession, EndSession, TrialKind
 from tidemill.store.calls.trigger_calls import ClaimedTrigger
 from tidemill.store.database import StoreAwayError, StoreClient
 from tidemill.store.doorbell import SCAN_SECONDS, Doorbell
@@ -66,7 +66,7 @@ class TaskHost:
     Args:
         calls: The store.
         settings: The section `triggerer`.
-        about: The request that begins a session, with queues and capacity.
+        about: The request that begins a session, with queues and capacity, and the kind of a trial.
         code: The folder that may define the classes of triggers.
         log_bytes: The limit of each trigger's log.
         secrets: The secrets that this process masks; secrets given to triggers are added.
@@ -148,6 +148,7 @@ class TaskHost:
             about.queues,
             logs,
             reserved=is_trial,
+            acknowledges=about.trial is not TrialKind.SPLIT,
             grace_seconds=self._grace_seconds,
             lease=self._lease,
             max_undelivered=self._settings.max_undelivered_events,

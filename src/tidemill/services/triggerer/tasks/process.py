@@ -42,7 +42,7 @@ from tidemill.services.triggerer.tasks.host import TaskHost
 from tidemill.services.triggerer.tasks.left_processes import end_left_processes
 from tidemill.services.triggerer.tasks.output import route_output
 from tidemill.services.triggerer.tasks.stuck_watch import end_stuck
-from tidemill.store.calls.service_calls import BeginSession
+from tidemill.store.calls.service_calls import BeginSession, TrialKind
 from tidemill.store.calls.trigger_calls import ClaimedTrigger
 from tidemill.store.wire.remote import RemoteStore
 
@@ -62,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", default=".", help="the folder of DAGs, whose modules may define triggers")
     parser.add_argument("--session", type=int, help="run only the triggers that are reserved for this session")
     parser.add_argument("--seconds", type=float, default=0.0, help="with --session: how long to run")
+    parser.add_argument("--trial", type=int, default=0, help="with --session: its kind of trial")
     parser.add_argument("--capacity", type=int, help="how many triggers run at once")
     parser.add_argument("--queues", help="the queues whose triggers it runs, separated by commas")
     parser.add_argument("--parent", type=int, help="the session of the process that started this one")
@@ -83,7 +84,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             loop = cast(TriggerLoop, runner.get_loop())
             capacity = given.capacity or settings.triggerer.capacity
             queues = tuple(given.queues.split(",")) if given.queues else tuple(settings.triggerer.queues)
-            about = replace(describe_session("triggerer", name, given.parent), capacity=capacity, queues=queues)
+            about = replace(
+                describe_session("triggerer", name, given.parent),
+                capacity=capacity,
+                queues=queues,
+                trial=TrialKind(given.trial),
+            )
             loop.run_to_end(_run(settings, given.address, about, Path(given.folder), signals, secrets, trial))
     except TidemillError as error:
         code = find_exit_code(error)

@@ -6,8 +6,8 @@ its share of the triggers that wait, and asks which of its triggers to stop. Sto
 takes. A triggerer that runs far more than the others hands triggers over.
 
 Invariants: a failure is reported until the store has answered; once the session has ended in the store, nothing more is
-claimed, and all running triggers are released. Without a heartbeat within the lease, and in a trial, nothing is
-acknowledged to a broker.
+claimed, and all running triggers are released. Without a heartbeat within the lease, and in a trial of a part of a
+stream, nothing is acknowledged to a broker.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ class TaskSource:
         logs: The logs of their tasks.
         clock: A monotonic clock, in seconds, that also counts while the machine is suspended, as leases do.
         reserved: Whether to claim only triggers that are reserved for the session.
+        acknowledges: Whether events may be acknowledged to brokers at all.
         grace_seconds: How long a task that a user cleared waits for the cleanup of its trigger.
         lease: The lease of the session: once it has expired, others may run the triggers.
         max_undelivered: The number of undelivered events of a stream above which its trigger waits.
@@ -104,6 +105,7 @@ class TaskSource:
         clock: Callable[[], float] = read_elapsed_seconds,
         *,
         reserved: bool = False,
+        acknowledges: bool = True,
         grace_seconds: float = 5.0,
         lease: ServiceLease = _LEASE,
         max_undelivered: int = 1000,
@@ -111,7 +113,7 @@ class TaskSource:
         self._lease = lease
         self._grace_seconds = grace_seconds
         self._calls, self._session, self._queues, self._clock = calls, session, queues, clock
-        self._reserved = reserved
+        self._reserved, self._acknowledges = reserved, acknowledges
         self.ended = asyncio.Event()
         self.freed = asyncio.Event()
         self.exhausted = asyncio.Event()
@@ -412,10 +414,10 @@ class TaskSource:
     async def wait_leased(self) -> bool:
         """Wait until the store has confirmed this session within its lease; False: it will not any more.
 
-        A trial may run some triggers of a stream and not the others, which must see the same events afterwards.
+        A trial that runs only some triggers of a stream acknowledges nothing: the others must read the same events.
         A heartbeat before the end of the lease keeps others from taking over, so the lease is counted from its start.
         """
-        if self._reserved:
+        if not self._acknowledges:
             return False
         limit = self._lease.seconds - self._lease.beat_seconds
         while not self.ended.is_set():
