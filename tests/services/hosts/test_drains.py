@@ -87,6 +87,7 @@ async def zygote(tmp_path: Path) -> AsyncIterator[ZygoteClient]:
     await zygote.close()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 async def test_a_long_task_is_handed_back_by_many_drains_uses_up_nothing_and_ends_once(
     player: Player, zygote: ZygoteClient, tmp_path: Path
