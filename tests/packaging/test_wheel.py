@@ -151,7 +151,13 @@ def test_a_trigger_waits_for_a_file(clean: CleanEnvironment) -> None:
 
 
 def test_what_commands_import_is_installed_without_extras(clean: CleanEnvironment) -> None:
-    modules = ("cli.backfill", "cli.broker", "cli.topics.send", "spark.bounded.backfill", "spark.live.supervisor")
+    modules = (
+        "cli.pipelines.backfill",
+        "cli.broker",
+        "cli.topics.send",
+        "spark.bounded.backfill",
+        "spark.live.supervisor",
+    )
     clean.run("python", "-c", "import " + ", ".join(f"tidemill.{name}" for name in modules))
 
 

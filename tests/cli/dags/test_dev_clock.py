@@ -29,11 +29,22 @@ def build(read, unit):
     return now
 time.time, time.time_ns = build(time.time, 1), build(time.time_ns, 10**9)
 """
+#: A trigger that goes by no clock that is set; one that waits for a time waits as much longer as the clock is set back.
+SOON = """
+import asyncio
+from tidemill.triggers.base import BaseTrigger, TriggerEvent
+class Soon(BaseTrigger):
+    def serialize(self):
+        return "soon.Soon", {}
+    async def run(self):
+        await asyncio.sleep(0.5)
+        yield TriggerEvent(None)
+"""
 CLOCKED = """
 from datetime import timedelta
 from pathlib import Path
 from tidemill.dags import DAG, BaseOperator, get_current_context, task
-from tidemill.triggers.builtin.temporal import TimeDeltaTrigger
+from soon import Soon
 
 def note():
     context = get_current_context()
@@ -42,7 +53,7 @@ def note():
 
 class Waits(BaseOperator):
     def execute(self, context):
-        self.defer(trigger=TimeDeltaTrigger(timedelta(seconds=0.5)), method_name="resume")
+        self.defer(trigger=Soon(), method_name="resume")
     def resume(self, context, event=None):
         note()
 
@@ -134,6 +145,7 @@ class Runs:
 @pytest.mark.timeout(300)
 @pytest.mark.long
 def test_a_clock_that_is_set_loses_nothing_doubles_nothing_and_holds_nothing_up(dev: DevSite) -> None:
+    (dev.folder / "dags" / "soon.py").write_text(SOON)
     (dev.folder / "dags" / "clocked.py").write_text(CLOCKED)
     began, go = dev.add_gated()
     seconds = dev.folder / "ahead.txt"

@@ -251,7 +251,7 @@ class Worker:
         if isinstance(call, TakeEvents) and (call.wait_us or self._events.leaves):
             return (await self._events.take(call.wants[0], call.wait_us / 1e6),)
         answer = await call_patiently(self._calls, call)
-        if self.processes.draining and isinstance(answer, IterationPage | PartCounts):
+        if isinstance(answer, IterationPage | PartCounts) and self.processes.draining:
             # The elements that are left run elsewhere at once.
             answer = msgspec.structs.replace(answer, leaves=True)
         self._secrets.add(file, find_secrets(call, answer))
