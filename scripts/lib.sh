@@ -12,6 +12,7 @@ BESIDE=()
 BESIDE_STARTED=()
 BESIDE_LOGS=()
 BESIDE_PIDS=()
+BESIDE_CODES=()
 # How many run at a time.
 MOST_BESIDE=${MOST_BESIDE:-100}
 # When this was said last.
@@ -104,21 +105,34 @@ beside() {
     say "==> beside: ${BESIDE[-1]} (its output comes at the end)"
     "$@" >"$log" 2>&1 &
     BESIDE_PIDS+=($!)
+    BESIDE_CODES+=("")
     trap 'kill "${BESIDE_PIDS[@]}" 2>/dev/null || true; rm -f "${BESIDE_LOGS[@]}"; exit 130' INT TERM
 }
 
 # Print how many run.
 count_beside() {
-    local pid count=0
-    for pid in "${BESIDE_PIDS[@]}"; do
-        if kill -0 "$pid" 2>/dev/null; then count=$((count + 1)); fi
+    local code count=0
+    for code in "${BESIDE_CODES[@]}"; do
+        if [[ -z $code ]]; then count=$((count + 1)); fi
     done
     printf '%d' "$count"
+}
+
+# Note the exit codes of those that have ended. The shell forgets the code of an id that another process of it gets.
+collect_codes() {
+    local n code
+    for n in "${!BESIDE_PIDS[@]}"; do
+        if [[ -n ${BESIDE_CODES[n]} ]] || kill -0 "${BESIDE_PIDS[n]}" 2>/dev/null; then continue; fi
+        code=0
+        wait "${BESIDE_PIDS[n]}" || code=$?
+        BESIDE_CODES[n]=$code
+    done
 }
 
 # Wait for a moment; each minute, say that something runs.
 nap() {
     sleep 0.5
+    collect_codes
     if ((SECONDS >= NAPPED + 60)); then
         NAPPED=$SECONDS
         say "    after $SECONDS s, $(count_beside) run beside each other"
@@ -127,20 +141,18 @@ nap() {
 
 # Wait for all that runs beside, show each output, and note what failed.
 joined() {
-    local n code
+    local n
     for n in "${!BESIDE[@]}"; do
-        code=0
-        while kill -0 "${BESIDE_PIDS[n]}" 2>/dev/null; do nap; done
-        wait "${BESIDE_PIDS[n]}" || code=$?
+        while [[ -z ${BESIDE_CODES[n]} ]]; do nap; done
         STEP=$((STEP + 1))
         say "==> $STEP. ${BESIDE[n]}"
         cat "${BESIDE_LOGS[n]}"
         # It ended when it wrote its last line, which may have been long ago.
-        note_end "${BESIDE[n]}" "$code" $(($(stat -c %Y "${BESIDE_LOGS[n]}") - BESIDE_STARTED[n]))
+        note_end "${BESIDE[n]}" "${BESIDE_CODES[n]}" $(($(stat -c %Y "${BESIDE_LOGS[n]}") - BESIDE_STARTED[n]))
         rm -f "${BESIDE_LOGS[n]}"
     done
     trap - INT TERM
-    BESIDE=() BESIDE_STARTED=() BESIDE_LOGS=() BESIDE_PIDS=()
+    BESIDE=() BESIDE_STARTED=() BESIDE_LOGS=() BESIDE_PIDS=() BESIDE_CODES=()
 }
 
 # Print for how long the processors have been busy, and idle, since the machine started.
