@@ -7,7 +7,7 @@ unset PYTHONDONTWRITEBYTECODE        # which hundreds of processes would compile
 # 1-based counts of what was run, and the names of what failed.
 STEP=0
 FAILED=()
-# What runs beside: names, moments of start, files of output, process ids.
+# What runs beside: names, moments of start, files of output, process ids, exit codes (empty: it runs).
 BESIDE=()
 BESIDE_STARTED=()
 BESIDE_LOGS=()
