@@ -11,7 +11,7 @@ from tests.store.dags import Player, dag, task
 from tests.store.test_groups import group, part
 
 from tidemill.core.tasks.backlog import ItemBacklog
-from tidemill.core.tasks.endings import Loss, Success
+from tidemill.core.tasks.endings import Failure, Loss, Success
 from tidemill.core.tasks.structure import DagStructure, MapSource, MapStructure, TaskStructure
 from tidemill.store.calls.instance_calls import ClearTasks, ListTasks, MarkTasks
 from tidemill.store.calls.run_calls import CancelRun, CreateRun, RunRecord
@@ -94,7 +94,8 @@ class Site(Player):
                 await self.emit(key, yields)
             else:
                 del self.running[key]
-                self.results.append(AttemptReport(*key, Success(), map_index=one.map_index))
+                xcoms = (("return_value", "[1,2]"),) if one.task_id == "list" else ()
+                self.results.append(AttemptReport(*key, Success(), xcoms, map_index=one.map_index))
 
     async def emit(self, key: Key, yields: int = 1 << 30) -> bool:
         """Yield a group; return whether the generator has to wait now."""
@@ -311,6 +312,32 @@ async def test_a_group_one_of_whose_tasks_waits_for_the_end_of_its_generator_hol
     await site.finish(run, 30)
     assert site.waits == 0
     assert (await site.run(run)).state == "success"
+
+
+@pytest.mark.parametrize("failed", [False, True])
+async def test_a_map_that_is_open_again_and_waits_for_the_end_of_its_generator_holds_it_up_for_nothing(
+    database: Database, failed: bool
+) -> None:
+    site = Site(database, places=4)
+    await site.begin()
+    site.map_limits = MapLimits(max_outstanding=4, max_backlog=10)
+    over_both = over("g", "e", "list", others=(MapSource("xcom", "list", "return_value"),))
+    run = await site.create(dag(task("g", is_generator=True), task("list", "g"), over_both))
+    if failed:
+        await site.report(await site.claim_one(), Failure("no", may_retry=False))
+        await site.schedule()
+    else:
+        await site.finish(run, 5)
+    assert (await site.run(run)).state == ("failed" if failed else "success")
+    names = () if failed else ("g", "list")
+    await site.store.call(ClearTasks("dag", run.run_id, names, "tester", failed=failed))
+
+    await site.finish(run, 40)
+
+    assert site.waits == 0
+    assert (await site.run(run)).state == "success"
+    listed = await site.store.call(ListTasks("dag", run.run_id, task_id="e"))
+    assert listed.rows[0].elements.success == 80
 
 
 async def test_a_generator_waits_for_a_map_that_waits_for_another_task(database: Database) -> None:

@@ -8,7 +8,7 @@ from tests.store.test_groups import claim, group, part, states
 from tests.store.test_maps import end, find_head
 from tests.store.test_maps_sources_again import KINDS, clear, feed
 
-from tidemill.core.tasks.endings import Failure, Success
+from tidemill.core.tasks.endings import Failure, Skip, Success
 from tidemill.core.tasks.structure import DagStructure, MapSource
 from tidemill.store.calls.run_calls import RunRecord
 from tidemill.store.calls.worker_calls import ClaimedAttempt
@@ -115,3 +115,29 @@ async def test_a_source_of_a_group_that_fails_again_changes_no_unit(player: Play
     await feed(player, await player.claim_one(), kind, ("1", "2"))
     assert await play(player) == []
     assert await end(player, run) == dict.fromkeys(("run", "s", "G", "a", "b", "z"), "success")
+
+
+async def test_a_unit_that_comes_back_has_the_tasks_that_were_decided_before_the_group_began(player: Player) -> None:
+    units = group(MapSource("xcom", "s", "return_value"))
+    run = await player.create(dag(task("s"), task("x"), units, part("a"), part("q", "x"), task("z", "a")))
+    first = await claim(player)
+    await player.report(first["x"], Skip())
+    await feed(player, first["s"], "xcom", ("1", "2"))
+    held = await claim(player)
+    await player.report(held["a0"], Success())
+    await clear(player, run)
+    await feed(player, await player.claim_one(), "xcom", ("1",))
+    await player.schedule()
+    found = await states(player, run)
+    assert (found["a1"], found["q1"]) == ("ending", "removed")
+    await clear(player, run)
+    await feed(player, await player.claim_one(), "xcom", ("1", "2"))
+    ran = await play(player)
+
+    assert ran == [("a1", "2")]
+    found = await states(player, run)
+    assert [[found[f"{one}{index}"] for one in "Gaq"] for index in (0, 1)] == [["success", "success", "skipped"]] * 2
+    counts = (await find_head(player, run, "G")).elements
+    assert counts is not None
+    assert (counts.arrived, counts.created, counts.success, counts.unfinished) == (2, 2, 2, 0)
+    assert (await end(player, run))["run"] == "success"

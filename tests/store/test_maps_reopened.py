@@ -176,6 +176,27 @@ async def test_a_map_that_stopped_after_failures_goes_on_once_they_are_corrected
 
 
 @KINDS
+async def test_failures_beyond_the_new_end_of_a_source_stop_no_map(player: Player, kind: str) -> None:
+    source, middle, last = build(kind)
+    run = await player.create(dag(source, mapped("m", *middle.mapped.factors, max_failed_elements=0), last))  # type: ignore[union-attr]
+    await feed(player, await player.claim_one(), kind, ("1", "2", "3"))
+    await play(player, lambda one: Failure("no", may_retry=False) if one.map_index == 2 else Success())
+    assert await end(player, run) == {"run": "failed", "s": "success", "m": "failed", "z": "upstream_failed"}
+
+    await clear(player, run)
+    await feed(player, await player.claim_one(), kind, ("1", "2"))
+
+    assert await play(player) == []
+    assert await states(player, run) == ["success", "success", "removed"]
+    await clear(player, run, "z")
+    await play(player)
+    assert await end(player, run) == {"run": "success", "s": "success", "m": "success", "z": "success"}
+    counts = (await find_head(player, run, "m")).elements
+    assert counts is not None
+    assert (counts.arrived, counts.created, counts.failed, counts.stop) == (2, 2, 0, None)
+
+
+@KINDS
 async def test_users_clear_mark_and_cancel_while_the_source_runs_again(player: Player, kind: str) -> None:
     run = await player.create(dag(*build(kind)))
     await feed(player, await player.claim_one(), kind, ("1", "2", "3"))
@@ -203,6 +224,25 @@ async def test_users_clear_mark_and_cancel_while_the_source_runs_again(player: P
     await play(player)
     assert await read(player, run) == [(0, "1"), (1, "2"), (2, "4")]
     assert (await end(player, run))["run"] == "success"
+
+
+async def test_elements_that_were_removed_before_their_map_was_cancelled_are_listed(player: Player) -> None:
+    run = await player.create(dag(*build("xcom")))
+    await feed(player, await player.claim_one(), "xcom", ("1", "2", "3"))
+    first, _, third = await player.claim()
+    await give(player, first)
+    await give(player, third)
+    await clear(player, run)
+    await feed(player, await player.claim_one(), "xcom", ("1",))
+    await player.schedule()
+    assert await states(player, run) == ["success", "ending", "removed"]
+
+    await player.store.call(CancelRun(run.dag_id, run.run_id, "tester"))
+    await player.schedule()
+
+    assert [one.map_index for one in await list_elements(player, run, "m", "removed")] == [2]
+    await player.turn()
+    assert [one.map_index for one in await list_elements(player, run, "m", "removed")] == [1, 2]
 
 
 @pytest.mark.parametrize("length", [2, 3])

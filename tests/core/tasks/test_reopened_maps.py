@@ -109,6 +109,13 @@ def test_new_elements_wait_until_the_old_ones_are_compared() -> None:
     assert play(again.row, Compared(2)).create == range(2, 4)
 
 
+def test_new_elements_need_not_be_compared() -> None:
+    row = play(build(arrived=2, created=2, success=2), SourceAgain(), Arrived(4), Compared(2)).row
+    assert (row.created, row.compared, find_uncompared(row, 4)) == (4, 4, range(4, 4))
+    assert play(row, Arrived(5)).create == range(4, 5)
+    assert play(row, SourceAgain()).row.compared == 0
+
+
 def test_a_shorter_source_ends_once_the_elements_beyond_it_are_removed() -> None:
     row = play(build(arrived=3, created=3, success=2, failed=1), SourceAgain(), SourceEnded(S, 1), Compared(1)).row
     assert (row.arrived, row.created, row.compared, row.done) == (1, 3, None, False)
@@ -144,6 +151,15 @@ def test_failures_of_elements_that_are_not_compared_stop_no_map() -> None:
     again = play(build(arrived=2, created=2, failed=1, success=1), SourceAgain(), policy=policy)
     assert again.row.stop is None
     assert play(again.row, Compared(2), policy=policy).row.stop == MapStopReason.FAILED_ELEMENTS
+
+
+def test_failures_of_elements_beyond_the_new_end_stop_no_map() -> None:
+    policy = MapPolicy(max_failed=0)
+    inputs = SourceAgain(), SourceEnded(S, 2), Compared(2)
+    row = play(build(arrived=3, created=3, success=2, failed=1), *inputs, policy=policy).row
+    assert (row.stop, row.done) == (None, False)
+    row = play(row, ElementsMoved(TaskState.FAILED, REMOVED), Shortened(), policy=policy).row
+    assert row == build(arrived=2, created=2, success=2)
 
 
 def test_a_map_that_is_stopped_while_its_source_runs_again_ends_with_its_elements() -> None:

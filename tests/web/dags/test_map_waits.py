@@ -93,6 +93,12 @@ def test_a_mapped_task_says_what_it_waits_for(given: Any, limits: dict[str, Any]
     assert text in found[1]
 
 
+def test_elements_that_are_about_to_be_removed_do_not_follow() -> None:
+    counts = count(5, 9, 3, closed=True)
+    found = describe("mapped", "success", counts, max_outstanding=3)
+    assert found == ("elements", "its elements: 3 of 5 are open")
+
+
 @pytest.mark.parametrize(("retrying", "more"), [(0, ""), (400, "; 400 of them wait for a retry")])
 def test_a_task_whose_attempt_runs_all_elements_has_no_window(retrying: int, more: str) -> None:
     counts = msgspec.structs.replace(count(900, 900, 500, closed=True, retrying=retrying), iterated=True)

@@ -67,8 +67,8 @@ class MapRow(NamedTuple):
         skipped: Elements that were skipped, and those that a stopped map will never create.
         stop: Why it was stopped (`MapStopReason`); None: it was not.
         told: What it told last.
-        compared: The number of elements that have been compared with the items of a source that was cleared; None: no
-            source runs again.
+        compared: The number of elements that have been compared with the items of a source that was cleared, or were
+            created with them; None: no source runs again.
     """
 
     opened: bool = False
@@ -339,7 +339,11 @@ def feed(row: MapRow, given: MapInput, policy: MapPolicy, starts: bool = True) -
     again, create = _fill_window(row, policy) if starts else (0, 0)
     first = row.created
     row = row._replace(
-        waiting=row.waiting - again, unfinished=row.unfinished + again + create, created=row.created + create
+        waiting=row.waiting - again,
+        unfinished=row.unfinished + again + create,
+        created=first + create,
+        # New elements have the items that a source gives now.
+        compared=first + create if create and row.compared is not None else row.compared,
     )
     told = _tell(row)
     changed = told != row.told
@@ -435,7 +439,9 @@ def _find_stop(row: MapRow, policy: MapPolicy) -> MapStopReason | None:
         return None
     if row.arrived > policy.max_length:
         return MapStopReason.TOO_LONG
-    if policy.max_failed is not None and row.failed > policy.max_failed and not _is_comparing(row):
+    # Elements beyond the end of a source that ran again count until they are removed.
+    is_settled = not _is_comparing(row) and row.created <= row.arrived
+    if policy.max_failed is not None and row.failed > policy.max_failed and is_settled:
         return MapStopReason.FAILED_ELEMENTS
     return None
 

@@ -224,7 +224,8 @@ def _describe_map(
     size = mapped.max_outstanding if mapped is not None and mapped.max_outstanding is not None else window
     limit = None if structure is None else structure.max_active_per_run
     size = size if limit is None else min(size, limit)
-    left = 0 if counts.stop is not None else counts.arrived - counts.created
+    # Elements beyond the end of a source that ran again exist until they are removed.
+    left = 0 if counts.stop is not None else max(0, counts.arrived - counts.created)
     half = (size + 1) // 2
     full = counts.unfinished - max(0, counts.retrying - half) >= size
     if counts.retrying > half:

@@ -145,12 +145,14 @@ def find_consumers(connection: Connection, plan: DagPlan, run: int, name: str) -
             created = _count_seen(connection, run, task_id)
         if mapped is not None and mapped.chunk is not None:
             created = _count_chunked(connection, head, created, mapped)
+        # A map whose sources run again takes no item before all its lists are there once more.
+        is_open = bool(opened) and not read_sources(sources).stale
         maps.append(
             Consumer(
                 created,
                 _count_per_item(plan, task_id, name, sources),
-                not opened and _waits_for_end(plan, name, task_id),
-                bool(opened),
+                not is_open and _waits_for_end(plan, name, task_id),
+                is_open,
                 stop is not None or bool(closed) or state in _ENDED,
             )
         )

@@ -243,7 +243,22 @@ def clear_units(board: Board, work: GroupWork, mapped: MapStructure, sources: St
     wanted = [part for index in differing for part in parts[index] if part.row.state is not TaskState.NONE]
     triggerers = board.find_triggerers(wanted)
     answers = [board.give(part, Clear(triggerer=triggerers.get(part.id)), by) for part in wanted]
-    return any(isinstance(answer, Moved) for answer in answers)
+    return _restore_decided(board, work, differing) or any(isinstance(answer, Moved) for answer in answers)
+
+
+def _restore_decided(board: Board, work: GroupWork, indexes: Collection[int]) -> bool:
+    """Bring back the tasks of removed units that were decided before the group began; return whether there are any."""
+    found = [
+        (part, head)
+        for name, head in work.parts.items()
+        if head.row.outcome is not None
+        for index in indexes
+        if (part := _find(board, work, name, index)) is not None and part.row.state is TaskState.REMOVED
+    ]
+    for part, head in found:
+        board.give(part, Clear(), _BY)
+        _follow_head(board, part, head)
+    return bool(found)
 
 
 def end_parts(board: Board, work: GroupWork, group: MapRow) -> None:

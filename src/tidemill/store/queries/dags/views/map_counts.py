@@ -126,8 +126,8 @@ def read_possible(connection: Connection, run: int, task_id: str) -> dict[str, i
     if made > created or not (made or has_sources):
         return None
     possible = dict(zip(_COUNTS, counts, strict=True))
-    # All its rows are elements.
-    return possible | {"removed": 0} if made else possible
+    # All its rows are elements; those beyond the end of a source that ran again are removed.
+    return possible | {"removed": max(0, created - sum(counts))} if made else possible
 
 
 @Statement
