@@ -76,6 +76,8 @@ def test_an_element_without_stored_values_fails() -> None:
         lambda: join.chunk(0),
         lambda: join.chunk(1_000_001),
         lambda: join.chunk(True),
+        lambda: join.chunk(2).chunk(3),
+        lambda: BashOperator.partial(task_id="b").chunk(2).chunk(3),
         lambda: join.chunk(2, max_wait=0),
         lambda: join.chunk(2)(values=[]),
         lambda: join.chunk(2).expand(values=[1], end=["a"]),

@@ -653,6 +653,7 @@ class Streams(BaseOperator):
         lambda: double.override(task_concurrency=2).expand(x=[1]),
         lambda: double.partial(max_outstanding=2).iterate(x=[1]),
         lambda: double.chunk(2).iterate_kwargs([{"x": 1}]),
+        lambda: double.iterate_kwargs([1]),
         lambda: BashOperator(task_id="b", bash_command="true").iterate(env=[{}]),
         lambda: BashOperator(task_id="b", bash_command="true").iterate_kwargs([{}]),
         lambda: Streams.partial(task_id="s").iterate(doc_md=["a"]),

@@ -111,8 +111,63 @@ def test_a_loop_that_does_not_end_fails_at_its_last_iteration() -> None:
     assert not ending.may_retry
 
 
-def test_until_has_to_return_a_decision() -> None:
-    assert isinstance(run(build(until=lambda *, loop: None), "epochs.loop_gate", 0).ending, Failure)
+@pytest.mark.parametrize("decision", [None, 1, "yes", LoopDecision(None), LoopDecision("no")])  # type: ignore[arg-type]
+def test_until_has_to_return_a_decision(decision: Any) -> None:
+    assert isinstance(run(build(until=lambda *, loop: decision), "epochs.loop_gate", 0).ending, Failure)
+
+
+async def decide(*, loop: Any) -> bool:
+    return loop.index == 1
+
+
+def test_until_may_be_a_coroutine_function() -> None:
+    assert value_of(run(build(until=decide), "epochs.loop_gate", 0, {0: '{"loss": 0.5}'}))["done"] is True
+
+
+@pytest.mark.parametrize("reason", ["a\0b\ud800", "x" * 10_000_000, 5, None])
+def test_any_reason_can_be_stored(reason: Any) -> None:
+    found = run(build(until=lambda *, loop: LoopDecision(True, reason)), "epochs.loop_gate", 0)
+    stored = value_of(found)["reason"]
+    assert len(stored) < 2_000
+    assert "\0" not in stored
+    assert stored.encode()
+
+
+@task_group
+def nested_result() -> Any:
+    @task_group
+    def inside() -> Any:
+        losses = show(1.0)
+        collect(losses)
+        return losses
+
+    return inside()
+
+
+def test_the_result_of_a_nested_group_is_what_its_function_returns() -> None:
+    with DAG("d") as dag:
+        nested_result.loop(max_iterations=2)
+    assert dag.groups["nested_result"].result_id == "nested_result.inside.show"
+
+
+@task_group
+def returns_item() -> Any:
+    return show(1.0)["loss"]
+
+
+@task_group
+def returns_number() -> Any:
+    show(1.0)
+    return 5
+
+
+@task_group
+def returns_dict() -> Any:
+    return {"a": show(1.0)}
+
+
+def takes_more(*, loop: Any, other: Any) -> bool:
+    return True
 
 
 @task_group
@@ -160,6 +215,14 @@ def yields() -> Any:
         lambda: outer.loop(max_iterations=2),
         lambda: task_group(lambda: None, group_id="g").loop(max_iterations=2),
         lambda: inner.expand(x=[1]),
+        lambda: epochs.loop(max_iterations=2, until=takes_more),
+        lambda: epochs.loop(max_iterations=2, until=task(good_enough)),
+        lambda: epochs.loop(max_iterations=2, until=max),
+        lambda: returns_item.loop(max_iterations=2),
+        lambda: returns_number.loop(max_iterations=2),
+        lambda: returns_dict.loop(max_iterations=2),
+        lambda: train(1.0),
+        lambda: train.expand(rate=[1.0]),
     ],
 )
 def test_what_cannot_be_looped_is_refused(define: Callable[[], Any]) -> None:

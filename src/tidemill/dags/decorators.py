@@ -139,8 +139,8 @@ class TaskFunction:
         Raises:
             DagError: A limit is out of range.
         """
-        chunking = importlib.import_module("tidemill.dags.maps.target").build_chunk(self._owner, max_items, max_wait)
-        return self._change(self.options, self.shared, chunking)
+        build = importlib.import_module("tidemill.dags.maps.target").build_chunk
+        return self._change(self.options, self.shared, build(self._owner, self.chunking, max_items, max_wait))
 
     def expand(self, /, *args: Any, **sources: Any) -> PlainXComArg:
         """Create a mapped task, and return its output; see `tidemill.dags.maps.expanding.OperatorPartial.expand`.

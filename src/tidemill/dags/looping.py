@@ -13,17 +13,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
+from tidemill.core.errors import escape_surrogates
 from tidemill.core.tasks.structure import LoopStructure, MapSource, MapStructure
 from tidemill.core.wording import shorten
 from tidemill.dags.arguments import check_int
 from tidemill.dags.attempt.task_services import XComQuery
-from tidemill.dags.edges import connect
+from tidemill.dags.edges import Node, connect
 from tidemill.dags.exceptions import DagError, TaskFailed
+from tidemill.dags.group import GroupOutput
 from tidemill.dags.map_sources import ExpandInput
 from tidemill.dags.maps.mapped_group import MappedTaskGroup
 from tidemill.dags.operator import BaseOperator
-from tidemill.dags.operators.python import select_context
-from tidemill.dags.xcom_arg import RETURN_VALUE, PlainXComArg
+from tidemill.dags.operators.python import call_function, check_call
+from tidemill.dags.xcom_arg import RETURN_VALUE, PlainXComArg, XComArg
 from tidemill.runtime.json.codec import decode
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,8 @@ _MAX_ITERATIONS: Final = 10_000
 _ON_MAX: Final = ("fail", "succeed")
 #: The most characters of a result in the label of an iteration.
 _MAX_SHOWN: Final = 80
+#: The most characters of a reason.
+_MAX_REASON: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +102,7 @@ class LoopGate(BaseOperator):
         context["decision"] = f"result {result}, no decision"
         decision = LoopDecision(False)
         if self.until is not None:
-            found = self.until(**select_context(self.until, (), {}, context))
-            if not isinstance(found, bool | LoopDecision):
-                kind = type(found)
-                name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-                raise TaskFailed(f"until() returned {name}; return a bool, like bool(result), or a LoopDecision")
-            decision = found if isinstance(found, LoopDecision) else LoopDecision(found)
+            decision = _read_decision(call_function(self.until, (), {}, context))
         is_last = loop.index >= loop.max_iterations
         if not decision.done and is_last:
             if self.until is not None and self.on_max == "fail":
@@ -119,6 +118,26 @@ class LoopGate(BaseOperator):
         return {"done": decision.done, "reason": decision.reason}
 
 
+def _read_decision(found: Any) -> LoopDecision:
+    """Return what `until` has decided.
+
+    Raises:
+        TaskFailed: It returned something else.
+    """
+    done = found.done if isinstance(found, LoopDecision) else found
+    if not isinstance(done, bool):
+        kind = type(done)
+        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        if isinstance(found, LoopDecision):
+            raise TaskFailed(f"LoopDecision.done is {name}; give a bool, like bool(result)")
+        raise TaskFailed(f"until() returned {name}; return a bool, like bool(result), or a LoopDecision")
+    if not isinstance(found, LoopDecision):
+        return LoopDecision(done)
+    # A reason often quotes a result, which can be long and have characters that no database accepts.
+    reason = "" if found.reason is None else escape_surrogates(str(found.reason)).replace("\0", "\\x00")
+    return LoopDecision(done, shorten(reason, _MAX_REASON))
+
+
 class LoopedTaskGroup(MappedTaskGroup):
     """A looped group; `loop` of a `@task_group` function creates it.
 
@@ -132,6 +151,8 @@ class LoopedTaskGroup(MappedTaskGroup):
     Raises:
         DagError: An argument is invalid, or the group is inside of a mapped or looped one.
     """
+
+    kind = "looped"
 
     def __init__(
         self,
@@ -169,8 +190,15 @@ class LoopedTaskGroup(MappedTaskGroup):
         leaves = [task for task in tasks.values() if tasks.keys().isdisjoint(task.downstream_task_ids)]
         if not tasks:
             raise DagError(f"{owner} is looped, but has no tasks; create them in its function")
+        while isinstance(output, GroupOutput):
+            output = output.value
         if isinstance(output, PlainXComArg) and output.key == RETURN_VALUE and output.operator.task_id in tasks:
             self.result_id = output.operator.task_id
+        elif not (output is None or (isinstance(output, Node) and not isinstance(output, XComArg))):
+            raise DagError(
+                f"{owner}: its function returns {shorten(repr(output), _MAX_SHOWN)}, which cannot be the result of an "
+                "iteration; return the output of one of its tasks, as a whole, or nothing"
+            )
         elif len(leaves) == 1:
             self.result_id = leaves[0].task_id
         else:
@@ -217,5 +245,14 @@ def check_until(owner: str, until: Any, on_max: object) -> None:
         raise DagError(f"{owner}: on_max must be 'fail' or 'succeed', got {on_max!r}")
     if until is not None and not callable(until):
         raise DagError(f"{owner}: until must be a function, got {until!r}")
-    if until is not None and "loop" not in inspect.signature(until).parameters:
+    if until is None:
+        return
+    if getattr(until, "is_task_function", False):
+        raise DagError(f"{owner}: until is a @task function, but runs in the gate of the loop; remove the decorator")
+    try:
+        takes_loop = "loop" in inspect.signature(until).parameters
+    except (TypeError, ValueError):  # a function that is written in C
+        takes_loop = False
+    if not takes_loop:
         raise DagError(f"{owner}: until must take the keyword `loop`: def until(*, loop)")
+    check_call(f"{owner}: until", until, [], {})

@@ -145,13 +145,14 @@ def _explain(value: Any) -> str:
     )
 
 
-def read_dicts(owner: str, kwargs: Any, check: Callable[[Mapping[str, Any]], None]) -> Any:
-    """Return the argument of `expand_kwargs` as the root of its tree.
+def read_dicts(owner: str, kwargs: Any, check: Callable[[Mapping[str, Any]], None], call: str = "expand") -> Any:
+    """Return the argument of `expand_kwargs` or `iterate_kwargs` as the root of its tree.
 
     Args:
         owner: The task or group, for messages.
         kwargs: The argument.
         check: Checks the names in a dict.
+        call: `expand` or `iterate`.
 
     Raises:
         DagError: The argument is not a list of dicts.
@@ -161,15 +162,15 @@ def read_dicts(owner: str, kwargs: Any, check: Callable[[Mapping[str, Any]], Non
         return kwargs
     if not isinstance(kwargs, Sequence) or isinstance(kwargs, str | bytes | bytearray):
         raise DagError(
-            f"{owner}: expand_kwargs() needs a list of dicts, a param or the output of a task, got "
-            f"{type(kwargs).__name__}; for one list per argument use expand()"
+            f"{owner}: {call}_kwargs() needs a list of dicts, a param or the output of a task, got "
+            f"{type(kwargs).__name__}; for one list per argument use {call}()"
         )
     for number, item in enumerate(kwargs):
         if isinstance(item, XComArg):
             continue
         if not isinstance(item, Mapping) or not all(isinstance(key, str) for key in item):
             raise DagError(
-                f"{owner}: expand_kwargs() needs dicts with the names of arguments as keys; item {number} is {item!r}"
+                f"{owner}: {call}_kwargs() needs dicts with the names of arguments as keys; item {number} is {item!r}"
             )
         check(item)
     return LiteralItems(kwargs)

@@ -98,7 +98,9 @@ class OperatorPartial:
         """
         target = self._target
         chunked = OperatorPartial(
-            MapTarget(target.operator_class, target.kwargs, chunk=build_chunk(target.owner, max_items, max_wait))
+            MapTarget(
+                target.operator_class, target.kwargs, chunk=build_chunk(target.owner, target.chunk, max_items, max_wait)
+            )
         )
         if (dag := target.kwargs.get("dag")) is not None:
             self.is_expanded = True
@@ -166,7 +168,7 @@ def expand_kwargs(target: MapTarget, kwargs: Any, strict: bool) -> MappedOperato
             f"of arguments; map over one argument: {call}(rows=...)"
         )
     check = functools.partial(target.check_element, strict=strict, call=f"{call}_kwargs")
-    return _create(target, ExpandInput({ALL_ARGUMENTS: read_dicts(target.owner, kwargs, check)}, strict))
+    return _create(target, ExpandInput({ALL_ARGUMENTS: read_dicts(target.owner, kwargs, check, call)}, strict))
 
 
 def iterate(target: MapTarget, args: tuple[Any, ...], sources: Mapping[str, Any]) -> MappedOperator:
@@ -223,9 +225,12 @@ def _check_group(owner: str, target: MapTarget) -> None:
     dag = target.kwargs.get("dag") or open_dags.current
     group = target.kwargs.get("task_group") or (None if dag is None else find_open_group(dag))
     if group is not None and group.mapped_group is not None:
+        outer = group.mapped_group
+        advice = "return the values of all elements of the group in one list, and map the group over that"
+        if outer.kind == "looped":
+            advice = "work on all values in one task"
         raise DagError(
-            f"{owner}: a mapped task in the mapped group {group.mapped_group.group_id!r} is not supported; return the "
-            "values of all elements of the group in one list, and map the group over that"
+            f"{owner}: a mapped task in the {outer.kind} group {outer.group_id!r} is not supported; {advice}"
         )
 
 
@@ -234,6 +239,6 @@ def _check_mappable(owner: str, target: MapTarget) -> None:
     function = target.kwargs.get("python_callable")
     if function is not None and is_generator(function):
         raise DagError(
-            f"{owner}: expand() of a generator function is not supported yet: an element would yield elements of its "
-            "own; return a list"
+            f"{owner}: {'iterate' if target.iterated else 'expand'}() of a generator function is not supported yet: "
+            "an element would yield elements of its own; return a list"
         )

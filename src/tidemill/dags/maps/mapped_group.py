@@ -58,6 +58,8 @@ class MappedTaskGroup(GroupCall):
     """
 
     is_mapped: ClassVar[bool] = True
+    #: How messages call such a group.
+    kind: ClassVar[str] = "mapped"
 
     def __init__(
         self,
@@ -74,9 +76,10 @@ class MappedTaskGroup(GroupCall):
         owner = f"group {self.group_id!r}"
         outer = None if self.parent_group is None else self.parent_group.mapped_group
         if outer is not None:
+            both = f"{self.kind}, {outer.kind}"
+            advice = "map one group over all pairs of values" if both == "mapped, mapped" else "do its work in a task"
             raise DagError(
-                f"{owner}: a mapped group in the mapped group {outer.group_id!r} is not supported; map one group over "
-                "all pairs of values"
+                f"{owner}: a {self.kind} group in the {outer.kind} group {outer.group_id!r} is not supported; {advice}"
             )
         self.function = function
         self.expand_input = expand_input
@@ -152,10 +155,11 @@ class MappedTaskGroup(GroupCall):
         outside = {name for task in tasks.values() for name in task.upstream_task_ids - tasks.keys()}
         between = {name: self.dag.find_relatives(name, upstream=True) & tasks.keys() for name in outside}
         for task in tasks.values():
-            owner = f"task {task.task_id!r} of the mapped group {self.group_id!r}"
+            owner = f"task {task.task_id!r} of the {self.kind} group {self.group_id!r}"
             if task.handles_streams:
                 raise DagError(
-                    f"{owner} handles a stream, which is not supported in a mapped group yet; put it before the group"
+                    f"{owner} handles a stream, which is not supported in a {self.kind} group yet; put it before the "
+                    "group"
                 )
             if task.is_generator:
                 _check_used_inside(owner, task, tasks)

@@ -100,7 +100,7 @@ class MapTarget:
         """
         if self.function is not None:
             self._check_no_settings(self.function)
-            check_call(self.owner, self.function, [], {**self.shared, **dict.fromkeys(names)})
+            check_call(self.owner, self.function, [], {**self.shared, **dict.fromkeys(names)}, in_loop=False)
             return
         missing = list_required(self.operator_class) - set(self.kwargs) - set(defaults) - set(names)
         if missing:
@@ -148,12 +148,20 @@ def check_concurrency(owner: str, task_concurrency: object, *, iterated: bool) -
     return number
 
 
-def build_chunk(owner: str, max_items: object, max_wait: Any) -> ChunkStructure:
+def build_chunk(owner: str, before: ChunkStructure | None, max_items: object, max_wait: Any) -> ChunkStructure:
     """Return how items are put into lists.
 
+    Args:
+        owner: The task, for messages.
+        before: What an earlier call of `chunk` gave.
+        max_items: The maximum number of values of a list.
+        max_wait: How many seconds the first value of a list waits for others; None: any time.
+
     Raises:
-        DagError: A limit is not a number, or is out of range.
+        DagError: A limit is not a number, or is out of range, or there are limits already.
     """
+    if before is not None:
+        raise DagError(f"{owner}: chunk() is called twice; call it once")
     most = check_int(owner, "max_items", max_items, 1)
     if most > _MAX_ITEMS:
         raise DagError(f"{owner}: max_items must be at most {_MAX_ITEMS:,}, got {max_items}")

@@ -55,7 +55,8 @@ class PythonOperator(BaseOperator):
         self.op_args = list(op_args or ())
         self.op_kwargs = dict(op_kwargs or {})
         self.templates_dict = templates_dict
-        check_call(f"task {self.task_id!r}", python_callable, self.op_args, self.op_kwargs)
+        in_loop = self.dag is None or getattr(self.mapped_group, "kind", None) == "looped"
+        check_call(f"task {self.task_id!r}", python_callable, self.op_args, self.op_kwargs, in_loop=in_loop)
         if self.is_generator:
             self._check_generator()
 
@@ -124,8 +125,17 @@ class ShortCircuitOperator(PythonOperator):
         return result
 
 
-def check_call(owner: str, function: Callable[..., Any], args: list[Any], kwargs: Mapping[str, Any]) -> None:
+def check_call(
+    owner: str, function: Callable[..., Any], args: list[Any], kwargs: Mapping[str, Any], *, in_loop: bool = True
+) -> None:
     """Check that a function accepts the arguments, together with those from the context.
+
+    Args:
+        owner: The task, for messages.
+        function: The function.
+        args: The positional arguments.
+        kwargs: The other arguments.
+        in_loop: Whether the context has `loop`, or might have it.
 
     Raises:
         DagError: The function does not accept them.
@@ -136,7 +146,8 @@ def check_call(owner: str, function: Callable[..., Any], args: list[Any], kwargs
         return  # the function has no signature, for example because it is written in C
     try:
         bound = signature.bind_partial(*args, **kwargs)
-        from_context = {name for name in signature.parameters if name in CONTEXT_KEYS and name not in bound.arguments}
+        known = CONTEXT_KEYS if in_loop else CONTEXT_KEYS - {"loop"}
+        from_context = {name for name in signature.parameters if name in known and name not in bound.arguments}
         signature.bind(*args, **kwargs, **dict.fromkeys(from_context))
     except TypeError as error:
         name = getattr(function, "__name__", repr(function))
