@@ -42,7 +42,7 @@ class StoreSettings(Section):
     )
     retention_runs_days: NonNegativeFloat = Field(
         90.0,
-        description="The number of days after which `tidemill dev` removes finished runs of DAGs, with their tasks, "
+        description="The number of days after which the scheduler removes finished runs of DAGs, with their tasks, "
         "history, XComs and logs, and DAG versions without runs. 0: never.",
     )
     retention_runs_count: PositiveInt = Field(
@@ -92,7 +92,7 @@ class TriggererSettings(Section):
     )
     block_limit_seconds: PositiveFloat = Field(
         120.0,
-        description="A trigger that blocks the event loop of `tidemill dev` for this long fails its task; the "
+        description="A trigger that blocks the event loop of a triggerer for this long fails its task; the "
         "triggerer restarts and continues with the other triggers.",
     )
     queues: Annotated[list[NonEmpty], Field(min_length=1)] = Field(
