@@ -260,6 +260,11 @@ def test_the_nearest_known_key_is_found(load: Load, text: str, expected: str) ->
         ("sinks: {kafka: {out: {topic: 'a b'}}}", "is not a valid topic name"),
         ("kafka: {source_topic: ..}", "is not a valid topic name"),
         ("kafka: {consumer_group: a/b}", "is not a usable group name"),
+        ("triggerer: {capacity: 99999999999999999999}", "triggerer.capacity: expected a number of at most 1000000"),
+        ("worker: {concurrency: 99999999999999999999}", "worker.concurrency: expected a number of at most 100000"),
+        ("services: {lease_seconds: 0.001}", "services.lease_seconds: expected a number of at least 1"),
+        ("services: {lease_seconds: 1.0e+12}", "services.lease_seconds: expected a number of at most 86400"),
+        ('worker: {queues: ["a\\0"]}', "worker.queues.0: the name of a queue may not contain a NUL character"),
     ],
 )
 def test_a_wrong_value_says_what_is_expected_and_what_is_there(load: Load, text: str, expected: str) -> None:

@@ -164,10 +164,17 @@ def _split(queues: str | None) -> list[str] | None:
 
 
 def _change(about: ServiceFolder, section: str, changes: dict[str, Any]) -> ServiceFolder:
-    """Return the settings with the options of the command line."""
+    """Return the settings with the options of the command line.
+
+    Raises:
+        ConfigError: One of them is invalid.
+    """
+    from tidemill.config.loading import revalidate
+
     given = {name: value for name, value in changes.items() if value is not None}
     changed = getattr(about.settings, section).model_copy(update=given)
-    return replace(about, settings=about.settings.model_copy(update={section: changed}))
+    settings = about.settings.model_copy(update={section: changed})
+    return replace(about, settings=revalidate(settings, "the command line"))
 
 
 def _prepare(config: Path | None, folder: Path | None, secrets: KnownSecrets | None = None) -> ServiceFolder:

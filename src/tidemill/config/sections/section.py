@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from tidemill.config.redaction import redact
 
 NonEmpty = Annotated[str, Field(min_length=1)]
+
+
+def _check_queue(name: str) -> str:
+    if "\0" in name:
+        raise ValueError("the name of a queue may not contain a NUL character")
+    return name
+
+
+QueueNames = Annotated[list[Annotated[NonEmpty, AfterValidator(_check_queue)]], Field(min_length=1)]
 
 
 class Section(BaseModel):

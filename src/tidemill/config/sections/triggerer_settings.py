@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from tidemill.config.sections.section import NonEmpty, Section
+from tidemill.config.sections.section import QueueNames, Section
 
 
 def _check_printable(name: str) -> str:
@@ -95,10 +95,10 @@ class TriggererSettings(Section):
         description="A trigger that blocks the event loop of a triggerer for this long fails its task; the "
         "triggerer restarts and continues with the other triggers.",
     )
-    queues: Annotated[list[NonEmpty], Field(min_length=1)] = Field(
+    queues: QueueNames = Field(
         default_factory=lambda: ["default"], description="The queues whose triggers a triggerer runs."
     )
-    capacity: PositiveInt = Field(
+    capacity: Annotated[PositiveInt, Field(le=1_000_000)] = Field(
         10_000,
         description="The number of triggers of deferred tasks that a triggerer runs at once; others wait for a free "
         "slot.",

@@ -6,14 +6,16 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
-from tidemill.config.sections.section import NonEmpty, Section
+from tidemill.config.sections.section import NonEmpty, QueueNames, Section
 
 
 class WorkerSettings(Section):
     """The tasks that a worker runs: concurrency, queues and processes."""
 
-    concurrency: PositiveInt = Field(8, description="The number of tasks that run at once.")
-    queues: Annotated[list[NonEmpty], Field(min_length=1)] = Field(
+    concurrency: Annotated[PositiveInt, Field(le=100_000)] = Field(
+        8, description="The number of tasks that run at once."
+    )
+    queues: QueueNames = Field(
         default_factory=lambda: ["default"], description="The queues from which the worker takes tasks."
     )
     preload: list[NonEmpty] = Field(
