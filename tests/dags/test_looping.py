@@ -130,7 +130,7 @@ def test_any_reason_can_be_stored(reason: Any) -> None:
     stored = value_of(found)["reason"]
     assert len(stored) < 2_000
     assert "\0" not in stored
-    assert stored.encode()
+    assert "\ud800" not in stored
 
 
 @task_group
