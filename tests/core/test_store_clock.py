@@ -45,13 +45,17 @@ def test_a_host_whose_clock_is_set_while_the_store_is_away_goes_on_by_elapsed_ti
         assert find_error_us(reading, NOON_US + 3600 * SECOND_US + set_by_us, 3600 * SECOND_US) == set_by_us
 
 
-def test_a_quick_reading_is_preferred_for_a_minute_unless_the_clock_of_the_store_has_been_set() -> None:
+def test_a_quick_reading_is_preferred_until_it_may_have_drifted_unless_the_clock_of_the_store_has_been_set() -> None:
     quick = ClockReading(NOON_US, at_us=0, took_us=1_000)
     slow = ClockReading(NOON_US + SECOND_US, at_us=SECOND_US, took_us=500_000)
     assert choose_reading(None, slow) is slow
     assert choose_reading(slow, quick) is quick
     assert choose_reading(quick, slow) is quick
-    much_later = slow._replace(store_us=NOON_US + 61 * SECOND_US, at_us=61 * SECOND_US)
+    much_later = slow._replace(store_us=NOON_US + 7200 * SECOND_US, at_us=7200 * SECOND_US)
     assert choose_reading(quick, much_later) is much_later
+    after_outage = ClockReading(NOON_US + 700 * SECOND_US, at_us=700 * SECOND_US, took_us=690 * SECOND_US)
+    assert choose_reading(quick, after_outage) is quick
+    very_slow = ClockReading(NOON_US + 9 * SECOND_US, at_us=10 * SECOND_US, took_us=10 * SECOND_US)
+    assert choose_reading(quick, very_slow) is quick
     was_set = slow._replace(store_us=NOON_US + 3600 * SECOND_US)
     assert choose_reading(quick, was_set) is was_set

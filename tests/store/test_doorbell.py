@@ -16,6 +16,7 @@ from tests.store.server import PostgresServer
 from tests.until import until
 
 from tidemill.core.tasks.inputs import Channel
+from tidemill.store.engines import postgres_doorbell
 from tidemill.store.engines.postgres import KEEPALIVE
 from tidemill.store.engines.postgres_doorbell import PostgresDoorbell
 
@@ -116,6 +117,33 @@ async def test_the_server_that_ends_the_connection_is_logged_too(site: Site, log
     )
     await connection.close()
     await until(lambda: count_losses(logs) >= 2)
+    await site.check_both_hear()
+
+
+async def test_a_connection_that_grows_silent_while_it_is_set_up_is_replaced(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect, fetchval = asyncpg.connect, asyncpg.Connection.fetchval
+    attempts, silent = [], []
+
+    async def connect_again(*arguments: Any, **options: Any) -> asyncpg.Connection:
+        attempts.append(options)
+        return await connect(*arguments, **options)
+
+    async def fetch_nothing(connection: asyncpg.Connection, query: str) -> Any:
+        site.proxy.hang()
+        silent.append(len(attempts))
+        return await fetchval(connection, query)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(postgres_doorbell, "SCAN_SECONDS", 0.05)
+        patched.setattr(asyncpg, "connect", connect_again)
+        patched.setattr(asyncpg.Connection, "fetchval", fetch_nothing)
+        site.proxy.reset()
+        site.proxy.up()
+        await until(lambda: silent and len(attempts) > silent[0])
+
+    site.proxy.up()
     await site.check_both_hear()
 
 

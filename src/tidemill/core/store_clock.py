@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 
 #: How far the clocks of a host and of the store may be apart before the host's counts as wrong.
 TOLERANCE_US: Final = 2_000_000
-#: How long a reading is preferred to later ones that took longer.
-_KEPT_US: Final = 60_000_000
+#: Clocks that count elapsed time drift apart by less than one part in so many.
+_DRIFT: Final = 10_000
 
 
 class ClockReading(NamedTuple):
@@ -30,16 +30,21 @@ class ClockReading(NamedTuple):
 
 
 def choose_reading(known: ClockReading | None, new: ClockReading) -> ClockReading:
-    """Return the reading to use from now on.
+    """Return the reading to use from now on: the more precise one, unless the clock of the store has been set.
+
+    An answer may take as long as an outage. If it replaced a quick one, a clock that is wrong by less would seem right.
 
     Example:
         >>> quick, slow = ClockReading(1_000_000, 0, 100), ClockReading(2_000_000, 1_000_000, 300_000)
         >>> choose_reading(quick, slow) is quick
         True
     """
-    if known is None or new.took_us <= known.took_us or new.at_us - known.at_us > _KEPT_US:
+    if known is None or new.took_us <= known.took_us + (new.at_us - known.at_us) // _DRIFT:
         return new
-    return known if find_error_us(known, new.store_us, new.at_us - new.took_us) == 0 else new
+    # The store may have read its clock at any moment between the question and the answer.
+    known_us = known.store_us + new.at_us - known.at_us
+    earliest_us, latest_us = known_us - new.took_us - TOLERANCE_US, known_us + known.took_us + TOLERANCE_US
+    return known if earliest_us <= new.store_us <= latest_us else new
 
 
 def find_error_us(reading: ClockReading | None, wall_us: int, elapsed_us: int) -> int:

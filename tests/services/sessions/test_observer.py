@@ -191,15 +191,17 @@ async def test_no_child_begins_below_a_session_that_has_ended(database: Database
 
 
 class Refusing(Cut):
-    """A store that does not end one session."""
+    """A store that does not end one session, or does not release what sessions hold."""
 
-    def __init__(self, database: Database, session: int) -> None:
+    def __init__(self, database: Database, session: int = 0, *, releases: bool = True) -> None:
         super().__init__(database)
-        self._session = session
+        self._session, self._releases = session, releases
 
     async def call(self, request: Call) -> object:
         if isinstance(request, LoseSession) and request.session == self._session:
             raise RemoteError("its rows are broken", retryable=False)
+        if isinstance(request, ReleaseLeft) and not self._releases:
+            raise RemoteError("some rows are broken", retryable=False)
         return await super().call(request)
 
 
@@ -211,6 +213,19 @@ async def test_a_session_that_cannot_be_ended_does_not_keep_the_others(database:
         await observer.look(float(second))
 
     assert await list_live(database) == {own, broken}
+
+
+async def test_rows_that_cannot_be_released_do_not_keep_dead_sessions(database: Database):
+    own, _ = await begin(database, "scheduler"), await begin(database)
+    observer = SessionObserver(Refusing(database, releases=False), own, LEASE)
+
+    for second in range(0, 60, 5):
+        try:
+            await observer.look(float(second))
+        except RemoteError:
+            observer.note_outage()
+
+    assert await list_live(database) == {own}
 
 
 async def test_a_part_of_a_process_was_heard_from_when_the_process_was(database: Database) -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import update
@@ -17,6 +18,7 @@ from tests import size
 from tests.services.triggerer.deferring import Deferring
 from tests.store.dags import dag, task
 
+from tidemill.core.errors import RemoteError
 from tidemill.core.tasks.endings import Deferral
 from tidemill.core.triggers.lost_hosts import REST_SECONDS
 from tidemill.core.triggers.suspects import SUSPECT_DEATHS, ProcessEnd, Suspects
@@ -399,6 +401,35 @@ async def test_suspects_of_lost_hosts_wait_until_others_were_tried_alone_and_not
 
 @pytest.mark.long
 @pytest.mark.timeout(400)
+class Away:
+    """A store that is away when a session is first ended."""
+
+    def __init__(self, store: SqliteDatabase) -> None:
+        self.store, self.is_away = store, True
+
+    async def call(self, request: Any) -> Any:
+        if isinstance(request, LoseSession) and self.is_away:
+            self.is_away = False
+            raise RemoteError("the store is away")
+        return await self.store.call(request)
+
+
+async def test_the_session_of_a_process_that_ends_during_an_outage_is_ended_after_it(
+    store: SqliteDatabase, monkeypatch: pytest.MonkeyPatch
+):
+    about = BeginSession("triggerer", "t", "here", "boot", os.getpid())
+    trials = Trials(Away(store), [], {}, sys.stderr.fileno(), about)  # type: ignore[arg-type]
+
+    async def run(attempt: _Attempt, seconds: float) -> tuple[int, str]:
+        assert await store.call(ListSessions("triggerer"))
+        return 0, ""
+
+    monkeypatch.setattr(trials, "_run", run)
+    await trials._call_kills()
+
+    assert not await store.call(ListSessions("triggerer"))
+
+
 async def test_one_whose_on_kill_ends_its_process_ends_one_triggerer(store: SqliteDatabase, folder: Path):
     deferring = await defer(store, Deferral("hard.EndsKilled", "{}", "resume"), waits(folder))
     other = await defer(store, waits(folder), id="other")

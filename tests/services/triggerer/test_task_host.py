@@ -24,7 +24,7 @@ from tidemill.services.triggerer.tasks import folder_code
 from tidemill.services.triggerer.tasks.host import TaskHost
 from tidemill.services.triggerer.tasks.logs import TaskLogs
 from tidemill.services.triggerer.tasks.source import TaskSource
-from tidemill.store.calls.service_calls import BeginSession, TrialKind
+from tidemill.store.calls.service_calls import BeatSession, BeginSession, TrialKind
 from tidemill.store.calls.task_calls import AppendLog
 from tidemill.store.calls.trigger_calls import (
     ClaimTriggers,
@@ -512,6 +512,26 @@ async def test_a_full_triggerer_calls_on_kill_of_triggers_whose_triggerer_is_gon
     await until(lambda: triggerers.store.kills == [(7, None)])
 
     assert "on_kill" in did(one)
+
+
+async def test_triggers_are_claimed_once_the_time_of_the_store_is_known(triggerers, monkeypatch):
+    store, claims = triggerers.store, []
+    call = store.call
+
+    async def call_slowly(request: Any) -> Any:
+        if isinstance(request, BeatSession):
+            for _ in range(100):
+                await asyncio.sleep(0)
+            claims.append(sum(isinstance(one, ClaimTriggers) for one in store.requests))
+        return await call(request)
+
+    monkeypatch.setattr(store, "call", call_slowly)
+    one = store.defer(hosted.Counting, count=0, then="wait")
+    triggerers.start()
+
+    await until(lambda: did(one))
+
+    assert claims[0] == 0
 
 
 async def test_a_machine_that_was_suspended_acknowledges_nothing_before_the_next_heartbeat(monkeypatch):

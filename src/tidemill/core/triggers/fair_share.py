@@ -13,7 +13,7 @@ Invariants:
    triggerer.
 3. A unit that fits into a capacity is claimed once enough of that triggerer's triggers have ended.
 4. A hand-over makes the larger of two triggerers smaller, so hand-overs end.
-4. A triggerer that begins to read a stream claims all its waiting triggers at once. Otherwise the first ones would
+5. A triggerer that begins to read a stream claims all its waiting triggers at once. Otherwise the first ones would
    read, and acknowledge to the broker, what the others have not seen.
 """
 

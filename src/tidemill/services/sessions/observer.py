@@ -74,7 +74,7 @@ class SessionObserver:
                 await self._lose(one)
         if now - self._swept >= self._sweep_seconds:
             self._swept = now
-            if left := await release_while_reachable(self._store):
+            if left := await self._release():
                 log.warning("released what sessions had still held that have ended", count=left)
 
     def note_outage(self) -> None:
@@ -105,4 +105,19 @@ class SessionObserver:
                 host=one.host,
                 pid=one.pid,
             )
-            await release_while_reachable(self._store)
+            await self._release()
+
+    async def _release(self) -> int:
+        """Release what ended sessions still hold; return how much that was.
+
+        Raises:
+            RemoteError: The store cannot be reached.
+        """
+        try:
+            return await release_while_reachable(self._store)
+        except Exception as error:
+            if isinstance(error, RemoteError) and error.retryable:
+                raise
+            # It is not an outage: if it counted as one at each look, no session would ever be dead.
+            throttle(log, 60.0).error("cannot release what ended sessions still hold; retrying", exc_info=True)
+            return 0

@@ -283,8 +283,14 @@ class Trials:
             self._is_killing = False
 
     async def _end(self, session: int) -> None:
+        """End the session of a process, however long the store is away: nothing else ends it before its parent's.
+
+        At shutdown the parent's session ends soon, and nothing waits for the store.
+        """
+        request, task = LoseSession(session, is_death=False), asyncio.current_task()
+        is_cancelled = task is not None and task.cancelling() > 0
         with contextlib.suppress(TidemillError, TimeoutError):
-            await self._store.call(LoseSession(session, is_death=False))
+            await (self._store.call(request) if is_cancelled else call_patiently(self._store, request))
             async with asyncio.timeout(_DROP_SECONDS):
                 await release_rest(self._store)
 

@@ -50,6 +50,19 @@ async def listen(bell: StoreBell) -> None:
         await asyncio.sleep(_BACKOFF.compute_delay(1, random.getrandbits(JITTER_BITS)))
 
 
+async def beat_once(calls: StoreCalls, session: int, measures: dict[str, float]) -> None:
+    """Send a heartbeat, whose answer brings the time of the store, however long the store is unreachable.
+
+    Raises:
+        WorkerFencedError: The store has ended the session.
+    """
+    asked_us = read_elapsed_us()
+    now_us = await call_unfenced(calls, BeatSession(session, measures))
+    if not now_us:
+        raise WorkerFencedError("the store has ended this worker")
+    note_clock(now_us, asked_us)
+
+
 async def beat(calls: StoreCalls, session: int, measure: Callable[[], dict[str, float]], beat_seconds: float) -> None:
     """Send heartbeats until the store has ended the session.
 
@@ -65,11 +78,7 @@ async def beat(calls: StoreCalls, session: int, measure: Callable[[], dict[str, 
     loop = asyncio.get_running_loop()
     lag = 0.0
     while True:
-        asked_us = read_elapsed_us()
-        now_us = await call_unfenced(calls, BeatSession(session, {**measure(), "lag_seconds": lag}))
-        if not now_us:
-            raise WorkerFencedError("the store has ended this worker")
-        note_clock(now_us, asked_us)
+        await beat_once(calls, session, {**measure(), "lag_seconds": lag})
         due = loop.time() + beat_seconds
         await asyncio.sleep(beat_seconds)
         lag = loop.time() - due

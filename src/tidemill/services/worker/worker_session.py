@@ -21,7 +21,7 @@ from tidemill.runtime.process.service_signals import finish_or_stop
 from tidemill.services.sessions.beginning import identify_request
 from tidemill.services.sessions.lease import ServiceLease
 from tidemill.services.sessions.releasing import note_stopping
-from tidemill.services.worker.store_link import beat, call_unfenced
+from tidemill.services.worker.store_link import beat, beat_once, call_unfenced
 from tidemill.services.worker.worker import Worker
 from tidemill.services.worker.worker_config import WorkerConfig
 from tidemill.services.zygote.client import ZygoteClient
@@ -110,6 +110,8 @@ class WorkerSession:
         tasks: list[asyncio.Future[Any]] = [starting]
         try:
             session = await call_unfenced(self._store, identify_request(self._about))
+            # Without the time of the store, the first tasks would go by the clock of this host.
+            await beat_once(self._store, session, {})
             # Preloaded user modules may take minutes to import; without heartbeats the worker would be declared dead.
             beating = beat(self._store, session, dict, self._config.lease.beat_seconds)
             tasks.append(asyncio.ensure_future(beating))

@@ -138,8 +138,11 @@ class PostgresDoorbell(Doorbell):
 
     async def _set_up(self, connection: asyncpg.Connection) -> None:
         """Have the server notice the end of this host, if the connection leads to the server."""
-        async with connection.transaction():  # all messages of a transaction go to one server
-            found = await connection.fetchval("SELECT pg_backend_pid()")
+        # All messages of a transaction go to one server. The connection is dropped if they fail; a rollback, as of
+        # `connection.transaction()`, would wait for a server that does not answer.
+        await connection.execute("BEGIN")
+        found = await connection.fetchval("SELECT pg_backend_pid()")
+        await connection.execute("COMMIT")
         self.is_direct = found == connection.get_server_pid()
         if self.is_direct:
             for name, value in self._direct_settings.items():

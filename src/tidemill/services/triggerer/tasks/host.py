@@ -256,6 +256,7 @@ class _Turns:
             ServiceSessionEndedError: The session has ended.
         """
         try:
+            await self._source.wait_heard()
             while True:
                 try:
                     if await self._look():

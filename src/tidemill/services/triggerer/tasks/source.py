@@ -138,6 +138,7 @@ class TaskSource:
         self._cleaning_up: dict[ClaimKey, asyncio.TimerHandle] = {}
         self._confirmed_at = clock()
         self._confirmation = asyncio.Event()
+        self._heard = asyncio.Event()
 
     # -- claims and stops ---------------------------------------------------------------------------------------
 
@@ -381,6 +382,7 @@ class TaskSource:
                     self.ended.set()
                     return
                 note_clock(now_us, asked_us)
+                self._heard.set()
                 self._confirmed_at, pause = began, self._lease.beat_seconds
                 self._confirmation.set()
             except RemoteError as error:
@@ -404,6 +406,10 @@ class TaskSource:
                 while self._calling or not self.triggers.is_idle:
                     await self.freed.wait()
                     self.freed.clear()
+
+    async def wait_heard(self) -> None:
+        """Wait for the first answer to a heartbeat: it brings the time of the store, by which triggers go."""
+        await self._heard.wait()
 
     async def wait_confirmed(self) -> None:
         """Wait until the store has confirmed, less than half a lease ago, that this session is alive."""

@@ -74,10 +74,20 @@ def _build_due(queues: Collection[str], *, is_trial: bool) -> ColumnElement[bool
     return and_(*due)
 
 
-def has_fatal_kills(connection: Connection, queues: Collection[str]) -> bool:
-    """Return whether `on_kill` must be called of a trigger that may kill the process that calls it."""
-    due = _build_due(queues, is_trial=True)
-    return connection.execute(select(_CALLBACK.id).where(due).limit(1)).first() is not None
+def has_fatal_kills(connection: Connection, queues: Collection[str], context: CallContext) -> bool:
+    """Return whether this host can call `on_kill` of a trigger that may kill the process that calls it."""
+    rows = connection.execute(_select_due(queues, is_trial=True).limit(_TRIAL_KILLS)).all()
+    # Otherwise a process would be started again and again that finds nothing to call.
+    return len(rows) == _TRIAL_KILLS or len(find_unreadable(rows, context)) < len(rows)
+
+
+def _select_due(queues: Collection[str], *, is_trial: bool) -> Select[Any]:
+    return (
+        select(trigger.c.id, trigger.c.kwargs, _CALLBACK.id.label("callback"), _CALLBACK.lost)
+        .join(trigger, and_(trigger.c.task_id == _CALLBACK.task, trigger.c.epoch == _CALLBACK.epoch))
+        .where(_build_due(queues, is_trial=is_trial))
+        .order_by(_CALLBACK.queue, _CALLBACK.id)
+    )
 
 
 def _lock_readable(
@@ -89,13 +99,8 @@ def _lock_readable(
         How many processes were lost during each.
     """
     most = _TRIAL_KILLS if is_trial else _KILLS
-    statement: Select[Any] = (
-        select(trigger.c.id, trigger.c.kwargs, _CALLBACK.id.label("callback"), _CALLBACK.lost)
-        .join(trigger, and_(trigger.c.task_id == _CALLBACK.task, trigger.c.epoch == _CALLBACK.epoch))
-        .where(_build_due(request.queues, is_trial=is_trial))
-        .order_by(_CALLBACK.queue, _CALLBACK.id)
-        .with_for_update(of=task_callback, skip_locked=True)
-    )
+    due = _select_due(request.queues, is_trial=is_trial)
+    statement = due.with_for_update(of=task_callback, skip_locked=True)
     found: dict[int, int] = {}
     skip: list[int] = []
     for _ in range(_LOOKS):

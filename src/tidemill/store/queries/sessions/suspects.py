@@ -55,7 +55,7 @@ def find_suspects(connection: Connection, request: FindSuspects, context: CallCo
     latest_us = context.now_us - round(compute_least_wait(request.beside) * 1e6)
     waiting = _build_free(request.queues, context.now_us).where(_TRIGGER.changed_us <= latest_us)
     is_found = connection.execute(waiting.limit(1)).first() is not None
-    return FoundSuspects(is_found, has_fatal_kills(connection, request.queues))
+    return FoundSuspects(is_found, has_fatal_kills(connection, request.queues, context))
 
 
 def take_suspects(connection: Connection, request: TakeSuspects, context: CallContext) -> TakenSuspects:
