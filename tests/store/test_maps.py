@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
-from sqlalchemy import func, select
-from tests.store.dags import Player, dag, task
+from sqlalchemy import func, select, update
+from tests.store.dags import Player, add_elements, dag, task
 
 from tidemill.core.tasks.endings import Deferral, Failure, Skip, Success
 from tidemill.core.tasks.structure import MapSource, MapStructure, TaskStructure
@@ -105,6 +106,27 @@ async def test_elements_are_listed_by_states_in_order_of_their_index(player: Pla
     assert (await end(player, run))["m"] == "failed"
     await player.store.call(ClearTasks(run.dag_id, run.run_id, ("s",), "tester", downstream=True))
     assert await index("skipped") == [1, 4]
+
+
+async def test_a_page_looks_through_a_part_of_a_long_map_for_elements_in_a_rare_state(player: Player) -> None:
+    run = await player.create(dag(task("s"), mapped("m", MapSource("xcom", "s", "return_value"))))
+    await add_elements(player.store, run, "m", "removed", "removed", "success")
+    rows = task_instance.c
+    far = update(task_instance).where(rows.task_id == "m", rows.map_index > 0)
+    await player.store.write(
+        lambda connection: connection.execute(far.values(map_index=rows.map_index + 249_999)).rowcount
+    )
+    asked = ListElements(run.dag_id, run.run_id, "m", ("removed",))
+
+    pages: list[list[int]] = []
+    after: str | None = ""
+    while after is not None and len(pages) < 10:
+        page = await player.store.call(msgspec.structs.replace(asked, after=after or None))
+        pages.append([one.map_index for one in page.rows])
+        after = page.next
+
+    assert pages == [[0], [], [250_000]]
+    assert (await player.store.call(msgspec.structs.replace(asked, last=99_999))).next is None
 
 
 async def test_an_element_keeps_the_label_that_its_last_attempt_gave_it(player: Player) -> None:

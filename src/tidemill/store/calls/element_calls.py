@@ -16,6 +16,8 @@ from tidemill.store.calls.instance_calls import TaskRecord
 class ListElements(Call[Listed[TaskRecord]], frozen=True):
     """Return the elements of a mapped task by index.
 
+    If few elements are in the states, a page may be empty although others follow.
+
     Attributes:
         dag_id: The DAG.
         run_id: The run.

@@ -156,7 +156,8 @@ def _add_tasks(router: Routes, desk: Desk) -> None:
         tags=["dags"],
         summary="The elements of a mapped task or group, by index",
         description="`state` may be repeated. `first` and `last` limit the indexes. An element of a mapped group is "
-        "`mapped` while its tasks run.",
+        "`mapped` while its tasks run. If few elements are in the states, a page may be empty although `cursor` names "
+        "a next one.",
     )
     def list_elements(
         dag_id: DagId,

@@ -1,4 +1,4 @@
-"""The tasks of runs for the command line and the web pages: lists, history, logs, and numbers for metrics.
+"""The tasks of runs for the command line and the web pages: lists, history, and numbers for metrics.
 
 Invariants: lists read at most one page.
 """
@@ -80,6 +80,8 @@ _OPEN = {
 }
 #: How many elements that run in one attempt a page looks through.
 _WINDOW, _WINDOWS = 1_000, 20
+#: How many elements a page looks through for a state without an index.
+_MAX_SCANNED = 100_000
 _FAILED = IS_BAD_ELEMENT.replace("state", "task_instance.state")
 #: The conditions of all indexes on elements by state.
 _INDEXED: dict[str, str] = {
@@ -127,12 +129,15 @@ def list_elements(connection: Connection, request: ListElements, context: CallCo
         raise refuse_instance(request.dag_id, request.run_id, request.task_id, UNMAPPED)
     if plan.tasks[request.task_id].iterated:
         return _list_parts(connection, run, plan, request)
-    rows = _fetch_elements(connection, run, request, is_group=plan.tasks[request.task_id].structure.is_group)
+    states = _select_states(connection, run, request, is_group=plan.tasks[request.task_id].structure.is_group)
+    if states is None:
+        return Listed((), None)
+    rows, after = _fetch_elements(connection, run, request, states)
     found = rows[: request.limit]
     streams = describe_streams(connection, [row.id for row in found], context.now_us)
     labels = _read_unit_labels(connection, run, plan, found)
     records = tuple(_build_task(row, plan, request, None, streams.get(row.id), labels.get(row.id)) for row in found)
-    return Listed(records, str(records[-1].map_index) if len(rows) > request.limit else None)
+    return Listed(records, str(records[-1].map_index) if len(rows) > request.limit else after)
 
 
 def _read_unit_labels(connection: Connection, run: int, plan: DagPlan, rows: Sequence[Row[Any]]) -> dict[int, str]:
@@ -250,25 +255,32 @@ def _find_first(request: ListElements) -> int:
     return max(0, request.first or 0, -1 if request.after is None else int(request.after) + 1)
 
 
-def _fetch_elements(connection: Connection, run: int, request: ListElements, *, is_group: bool) -> list[Row[Any]]:
-    """Return the rows of a page of elements and at least one more; those in states that few have by their indexes."""
-    states = _select_states(connection, run, request, is_group=is_group)
-    if request.states and not states:
-        return []
+def _fetch_elements(
+    connection: Connection, run: int, request: ListElements, states: set[str]
+) -> tuple[list[Row[Any]], str | None]:
+    """Return the rows of a page of elements, and where the next page begins.
+
+    Rows in states that few have are found by their indexes. Other rows are looked through, up to a limit: then the page
+    may be empty although others follow. Otherwise a further row tells that there is a next page.
+    """
     first = _find_first(request)
-    page = _select_tasks(request.limit).order_by(_TASK.map_index)
-    if states:
-        page = page.where(_TASK.state.in_(states))
-    if not states or not states <= _INDEXED.keys():
-        return list(connection.execute(page.where(_choose(run, request, first))))
+    page = _select_tasks(request.limit).where(_choose(run, request, first)).order_by(_TASK.map_index)
+    if not states:
+        return list(connection.execute(page)), None
+    if not states <= _INDEXED.keys():
+        end = first + _MAX_SCANNED
+        rows = list(connection.execute(page.where(_TASK.state.in_(states), _TASK.map_index < end)))
+        later = select(_TASK.id).where(_choose(run, request, end)).order_by(_TASK.map_index).limit(1)
+        is_last = len(rows) > request.limit or connection.execute(later).first() is None
+        return rows, None if is_last else str(end - 1)
     found: list[int] = []
     for condition in sorted({_INDEXED[state] for state in states}):
         mine = and_(_choose(run, request, first, by_state=condition in _OPEN.values()), _TASK.state.in_(states))
         chosen = select(_TASK.id).where(and_(mine, text(condition))).order_by(_TASK.map_index)
         found += connection.execute(chosen.limit(request.limit + 1)).scalars()
     # Joined after the choice: PostgreSQL expects few elements, and would read all sessions for each of many.
-    rows = connection.execute(_select_tasks(len(found)).where(_TASK.id.in_(found))).all() if found else []
-    return sorted(rows, key=lambda row: int(row.map_index))
+    every = connection.execute(_select_tasks(len(found)).where(_TASK.id.in_(found))).all() if found else []
+    return sorted(every, key=lambda row: int(row.map_index)), None
 
 
 def _choose(run: int, request: ListElements, first: int, *, by_state: bool = False) -> ColumnElement[bool]:
@@ -284,17 +296,20 @@ def _choose(run: int, request: ListElements, first: int, *, by_state: bool = Fal
     return and_(of_run == run, name == request.task_id, index >= first, last)
 
 
-def _select_states(connection: Connection, run: int, request: ListElements, *, is_group: bool) -> set[str]:
-    """Return the states among those asked for that elements may be in, as the counts of their map say."""
+def _select_states(connection: Connection, run: int, request: ListElements, *, is_group: bool) -> set[str] | None:
+    """Return the states among those asked for that elements may be in, as the counts of their map say.
+
+    None: no element is in one of them. Without states in the request, the set is empty: all elements are asked for.
+    """
     if not request.states:
         return set()
     # Only the elements of a group have tasks of their own.
     states = {state for state in request.states if is_group or state != TaskState.MAPPED}
     counts = read_possible(connection, run, request.task_id)
-    if counts is None:
-        return states
-    known = set(TaskState)
-    return {state for state in states if state not in known or counts.get(find_count(TaskState(state)) or state, 1)}
+    if counts is not None:
+        known = set(TaskState)
+        states = {one for one in states if one not in known or counts.get(find_count(TaskState(one)) or one, 1)}
+    return states or None
 
 
 def _find_plan(connection: Connection, dag_id: str, run_id: str) -> tuple[int, DagPlan]:
