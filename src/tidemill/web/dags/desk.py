@@ -40,6 +40,8 @@ PAGE_ROWS = 50
 #: The number of runs in a bar chart or a grid.
 LATEST_RUNS = 16
 MAX_TASKS = 1000
+#: A grid with more cells shows fewer runs, but so many at least.
+_MAX_CELLS, _LEAST_RUNS = 4_000, 4
 _LOG_PARTS = 8
 _MICRO = 1_000_000
 _TASK_CURSOR = re.compile(r"\d{1,18}:-?\d{1,18}", re.ASCII)
@@ -60,6 +62,16 @@ def bind_stage(dag_id: str, stage: int) -> int:
     """
     digest = hashlib.blake2b(f"{stage} {dag_id}".encode(), digest_size=8).digest()
     return stage and (int.from_bytes(digest) >> 3) + 1
+
+
+def count_grid_runs(tasks: int) -> int:
+    """Return the number of runs in the grid of a DAG with so many tasks.
+
+    Example:
+        >>> [count_grid_runs(tasks) for tasks in (0, 250, 500, 1_000, 100_000)]
+        [16, 16, 8, 4, 4]
+    """
+    return min(LATEST_RUNS, max(_LEAST_RUNS, _MAX_CELLS // max(1, tasks)))
 
 
 def describe_dag(dag: DagRecord) -> models.Dag:

@@ -33,7 +33,7 @@ from tidemill.web.dags.api import (
     build_api,
     check_states,
 )
-from tidemill.web.dags.desk import LATEST_RUNS, PAGE_ROWS, Desk, describe_run
+from tidemill.web.dags.desk import PAGE_ROWS, Desk, count_grid_runs, describe_run
 from tidemill.web.dags.element_counts import count_ended, format_counts, format_rate, list_parts
 from tidemill.web.dags.layout import HEIGHT, WIDTH, draw, list_in_order
 from tidemill.web.dags.params import build_field
@@ -184,12 +184,12 @@ def _build_pages(desk: Desk, pages: Pages) -> Routes:
         has_schema = {param.name: param.schema != "{}" for param in structure.params}
         values |= {"lists": {name: has_schema.get(name, False) for name in sorted(list_mapped_params(structure))}}
         values |= {"broken": [file for file in desk.list_files(broken=True) if file.path == dag.file]}
-        values |= _describe_graph(structure, None) | _describe_grid(dag_id)
+        values |= _describe_graph(structure, None) | _describe_grid(structure)
         return pages.answer(request, "dags/dag.html", more=link_more(request, page.cursor), **values)
 
-    def _describe_grid(dag_id: str) -> dict[str, Any]:
-        runs, grid = desk.list_grid(dag_id, LATEST_RUNS)
-        return {"grid_runs": [(run, escape(link_run(dag_id, run.run_id))) for run in runs], "grid": grid}
+    def _describe_grid(structure: DagStructure) -> dict[str, Any]:
+        runs, grid = desk.list_grid(structure.id, count_grid_runs(len(structure.tasks)))
+        return {"grid_runs": [(run, escape(link_run(structure.id, run.run_id))) for run in runs], "grid": grid}
 
     def link_run(dag_id: str, run_id: str) -> str:
         return pages.url(f"/dags/{quote(dag_id, safe='')}/runs/{quote(run_id, safe='')}")
@@ -213,7 +213,8 @@ def _build_pages(desk: Desk, pages: Pages) -> Routes:
 
     @router.get(_RUN)
     def show_run(request: Request, dag_id: DagId, run_id: RunId, cursor: Cursor = "") -> Response:
-        values = describe_state(dag_id, run_id, cursor) | _describe_grid(dag_id)
+        values = describe_state(dag_id, run_id, cursor)
+        values |= _describe_grid(values["structure"])
         more = link_more(request, values["page"].cursor)
         logs = read_logs(values)
         return pages.answer(request, "dags/run.html", more=more, is_first=not cursor, logs=logs, **values)
