@@ -82,7 +82,7 @@ def list_due(zone: str, change: datetime, kind: str) -> Times:
 
 @dataclass
 class Row:
-    """A DAG's row, as `store.queries.dags.schedule` treats it: one scheduler at a time."""
+    """A DAG's row, as `store.queries.dags.scheduling.schedule` treats it: one scheduler at a time."""
 
     schedule: ScheduleStructure
     known_us: int

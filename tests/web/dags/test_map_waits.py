@@ -134,7 +134,7 @@ def test_a_task_of_a_mapped_group_waits_for_tasks_outside_as_a_whole_and_inside_
     [
         (1, "elements", "elements to be created from what it has yielded"),
         (2, "slots", "pool p, which does not exist; create it, to go on after its yield"),
-        (3, "worker", "a place at its worker, to go on after its yield"),
+        (3, "worker", "a free slot of its worker, to go on after its yield"),
     ],
 )
 def test_a_generator_that_is_far_ahead_says_what_it_waits_for(block: int, kind: str, text: str) -> None:

@@ -57,6 +57,6 @@ class DagsSettings(Section):
         ge=1,
         description="The number of values that a generator task may yield ahead of the elements that are created from "
         "them, or 64 MiB of values. Then it waits at its `yield`, without a slot of its pool, outside the limits on "
-        "active tasks, and without a place at its worker, until less than half is left. A map keeps the value with "
-        "which it opened.",
+        "active tasks and `worker.concurrency`, until less than half is left. A map keeps the value with which it "
+        "opened.",
     )

@@ -199,7 +199,7 @@ class Unblocked:
 
 @dataclass(frozen=True, slots=True)
 class WentOn:
-    """The waiting attempt has a place at its worker again, and goes on."""
+    """The waiting attempt has a slot of its worker again, and goes on."""
 
     epoch: int
     request: str = ""

@@ -116,8 +116,8 @@ class TaskEnding(NamedTuple):
 class BlockPhase(enum.IntEnum):
     """The progress of a running attempt that waits at its `yield`, because enough of what it yielded is stored ahead.
 
-    FULL: its elements have to take some of it first. READY: they have; it waits for slots. ADMITTED: it has its slots
-    again, and waits for a place at its worker.
+    FULL: its elements have to take some of it first. READY: they have; it waits for slots of its pool. ADMITTED: it
+    has these again, and waits for a slot of its worker.
     """
 
     FULL = 1

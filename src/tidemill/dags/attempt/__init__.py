@@ -1,1 +1,1 @@
-"""What a running attempt stands on: the interface to its worker, its events, its result."""
+"""The parts of a running attempt: the interface to its worker, its events, its yielded values, its result."""

@@ -440,7 +440,7 @@ class TaskServices(SharedValues, Protocol):
         ...
 
     def wait_for_elements(self, is_over: Callable[[], bool]) -> None:
-        """Wait, holding no slot and no place at the worker, until the source of this attempt's elements has more, or an
+        """Wait, holding no slot of pool or worker, until the source of this attempt's elements has more, or an
         element is to be tried again.
 
         A thread other than the main one calls this, with `is_over` telling whether the wait is pointless by now.

@@ -4,7 +4,7 @@ A thread sends what has been yielded, once in 50 ms or as soon as 1,000 values o
 travel in groups, and a value of a slow one is sent at once. With as many values waiting, the generator waits, too.
 
 If enough values are stored that no element has taken yet, the generator waits at its next `yield`, and its attempt
-gives up its slots and its place at the worker until it may go on.
+gives up its slots of pool and worker until it may go on.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What the code of a task sees: its context, connections, variables and macros."""
+"""The context of a task, with connections, variables and macros, as its own code sees it."""

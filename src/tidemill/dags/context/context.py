@@ -1,4 +1,4 @@
-"""The context of a running task, with Airflow's keys, and the task instance in it.
+"""The context of a running task, with Airflow's keys.
 
 `fencing_token` has no counterpart in Airflow: it rises with each attempt of the task, so that an external system can
 refuse late writes of an earlier attempt.

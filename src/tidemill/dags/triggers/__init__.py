@@ -1,1 +1,1 @@
-"""What DAGs need of triggers: their text, their stream keys, and tasks that start in one."""
+"""Triggers of tasks: their text, their stream keys, and tasks that start in one."""

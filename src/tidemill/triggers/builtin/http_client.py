@@ -1,4 +1,4 @@
-"""The HTTP client of triggers, and what they say about requests: URLs are shown without user and query.
+"""The HTTP client of triggers: its retries, and URLs for messages, which show no user, query or fragment.
 
 httpx rejects some entries of NO_PROXY for unrelated hosts, so `find_proxy` reads the environment instead.
 """
@@ -56,10 +56,10 @@ def build_client(
 
 
 def check_url(url: str) -> None:
-    """Check that a URL has a scheme and a host.
+    """Check that a URL has a host and the scheme http or https.
 
     Raises:
-        ValueError: It has not.
+        ValueError: It lacks one of them.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -78,12 +78,12 @@ def find_delay(url: str, failures: int, max_retries: int, failure: str) -> float
 
     Args:
         url: The URL, for the message.
-        failures: How many requests in a row have failed.
-        max_retries: How many may fail after the first one.
+        failures: The number of requests in a row that have failed.
+        max_retries: The number of requests that may fail after the first one.
         failure: The last failure.
 
     Raises:
-        RemoteError: They were too many.
+        RemoteError: More than `max_retries` failed.
     """
     decision = decide(failures, max_retries, _BACKOFF, random.getrandbits(JITTER_BITS))
     if isinstance(decision, GiveUp):

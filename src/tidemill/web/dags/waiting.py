@@ -195,7 +195,7 @@ def _describe_block(task: TaskRecord, around: Around) -> TaskWaitView:
     if task.block == BlockPhase.READY:
         text = f"{_describe_pool(task, around)}, to go on after its yield"
         return TaskWaitView(kind="slots", text=text, names=[task.pool])
-    return TaskWaitView(kind="worker", text="a place at its worker, to go on after its yield", names=[task.queue])
+    return TaskWaitView(kind="worker", text="a free slot of its worker, to go on after its yield", names=[task.queue])
 
 
 def _describe_map(

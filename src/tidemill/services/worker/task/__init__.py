@@ -1,1 +1,1 @@
-"""What runs inside a task process."""
+"""The code that runs inside a task process."""

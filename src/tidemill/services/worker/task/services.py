@@ -46,7 +46,7 @@ class WorkerAsker(Protocol):
         ...
 
     def wait_for_place(self, is_over: Callable[[], bool]) -> None:
-        """Give up the attempt's slots and its place at the worker until it may go on, or `is_over` returns True."""
+        """Give up the attempt's slots of its pool and its worker until it may go on, or `is_over` returns True."""
         ...
 
     def wait_for_elements(self, is_over: Callable[[], bool]) -> None:

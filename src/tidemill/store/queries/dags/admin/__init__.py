@@ -1,1 +1,1 @@
-"""What users change: tasks of runs, and pools."""
+"""Changes that users make: clear and mark tasks, set pools."""

@@ -1,4 +1,4 @@
-"""What users change in the tasks of runs: clear, mark.
+"""Clears and marks the tasks of runs for users.
 
 Invariants: changes by users go through the state machine like all others.
 """

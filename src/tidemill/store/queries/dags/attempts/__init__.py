@@ -1,1 +1,1 @@
-"""Attempts of tasks: admission, claims, and what they store while they run."""
+"""Attempts of tasks: admission, claims, and the results of elements that one attempt runs."""

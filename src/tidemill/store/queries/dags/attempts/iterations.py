@@ -1,4 +1,4 @@
-"""Stores how the elements of a task ended that runs all of them in one attempt, and finds those that are left.
+"""Stores the results of elements that one attempt runs (`iterate`), and finds the elements that are left.
 
 Invariants: all elements belong to one task instance, the only element of its map. A result is written under the epoch
 of the attempt, and a success is never overwritten. The counts are those of the rows; they change with them.

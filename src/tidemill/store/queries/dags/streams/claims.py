@@ -1,4 +1,4 @@
-"""What the claim of an attempt tells of streams: its own, earlier ones, and checkpoints."""
+"""Reads the streams that the claim of an attempt carries: its own and earlier ones, with checkpoints."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the command line and the web pages read about tasks."""
+"""Reads tasks for display on the command line and web pages: lists, logs, counts, reasons to wait."""
