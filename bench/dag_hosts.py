@@ -60,7 +60,7 @@ class Stamped(BaseTrigger):
         yield TriggerEvent(time.time())
 
 class Released(BaseTrigger):
-    \"\"\"Fires once a file exists, for which one task of the process looks.\"\"\"
+    \"\"\"Fires once a file exists; one asyncio task of the process looks for it.\"\"\"
     looking = None
     def __init__(self, path):
         super().__init__()
@@ -115,7 +115,7 @@ with DAG("tasks"):
     for n in range(1000):
         task(task_id=f"t{n}")(now)()
 """
-#: How many tasks each transition left, from its first one to its last one, and when nine tenths of them were made.
+#: How many tasks made a transition, the first and the last time, and when nine tenths of them had made it.
 _RATES = """
 SELECT count(*), min(at_us), max(at_us), percentile_disc(0.9) WITHIN GROUP (ORDER BY at_us)
 FROM task_journal JOIN task_instance ON task_instance.id = task

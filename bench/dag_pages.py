@@ -63,7 +63,7 @@ UPDATE task_instance AS t SET state = CASE WHEN r.state = 'failed' AND t.number 
 pending = 0, tries = 1, started_us = r.created_us, ended_us = r.created_us + 1000000, epoch = 4
 FROM dag_run AS r WHERE r.id = t.run AND r.dag = {dag} AND r.ended_us IS NOT NULL
 """
-#: States that few elements are in, each with how many have the same one in between.
+#: States that few elements are in; one element in so many has it.
 _RARE = {
     "failed": 1_000,
     "skipped": 1_001,
@@ -244,7 +244,7 @@ def list_addresses(ids: dict[str, str], counts: dict[str, int]) -> dict[str, str
         found[f"runs, {state}, middle"] = f"/dag-runs?state={state}&cursor={middle}"
         found[f"runs of a DAG, API, {state}"] = f"/api/v1/dags/daily/runs?state={state}"
         found[f"runs of a DAG, API, {state}, middle"] = f"/api/v1/dags/daily/runs?state={state}&cursor={middle}"
-        # Of its few runs, all others are older or newer.
+        # Nearly all runs in the database are of other DAGs.
         found[f"runs of a small DAG, API, {state}"] = f"/api/v1/dags/other3/runs?state={state}"
     for state in TASK_STATES:
         found[f"tasks of 1,000, API, {state}"] = f"/api/v1{huge}/tasks?state={state}"

@@ -218,9 +218,9 @@ class SharedStreamManager:
         self._end_deserted(stream)
 
     def stop_advancing(self, key: Hashable) -> None:
-        """Advance no more events of a stream, whose triggers all leave: they run in another process from now on.
+        """Stop advancing a stream whose triggers all move to another process.
 
-        They leave one after the other, so that the last ones would acknowledge events that the first ones have not
+        They leave one after another; otherwise the last ones would acknowledge events that the first ones have not
         read.
         """
         stream = self._groups.get(key)
