@@ -80,6 +80,7 @@ class OwnedFolder:
 
     Args:
         prefix: The prefix of the names of its kind.
+        root: The folder in which it is created; None: that of temporary files.
 
     Example:
         >>> folder = OwnedFolder("tidemill-example-")
@@ -88,14 +89,14 @@ class OwnedFolder:
         False
     """
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(self, prefix: str, root: Path | None = None) -> None:
         """Create and lock the folder."""
-        root = Path(tempfile.gettempdir())
+        root = root or Path(tempfile.gettempdir())
         for left in root.glob(f"{prefix}*"):
             with contextlib.suppress(OSError):
                 _remove_without_owner(left)
         while True:
-            self._folder = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
+            self._folder = tempfile.TemporaryDirectory(prefix=prefix, dir=root, ignore_cleanup_errors=True)
             self.path = Path(self._folder.name)
             # Before the folder is locked, another process may consider it abandoned, and remove it.
             with contextlib.suppress(HeldError, FileNotFoundError):
