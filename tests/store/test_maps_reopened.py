@@ -334,3 +334,19 @@ async def test_a_failed_generator_that_is_cleared_with_what_failed_leaves_the_ot
 
 async def tries(player: Player, run: RunRecord) -> list[int]:
     return [one.tries for one in await list_elements(player, run, "m")]
+
+
+async def test_a_turn_compares_elements_of_some_maps_and_later_turns_those_of_others(
+    player: Player, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidemill.store.queries.dags.maps.turns.COMPARED", 1)
+    runs = [await player.create(dag(*build("xcom")), run_id=f"r{number}") for number in range(3)]
+    for source in await player.claim():
+        await feed(player, source, "xcom", ("1", "2"))
+    assert len(await play(player)) == 6
+    for run in runs:
+        await clear(player, run)
+    for source in await player.claim():
+        await feed(player, source, "xcom", ("1", "7"))
+    assert sorted(await play(player)) == [(1, "7")] * 3
+    assert [(await end(player, run))["run"] for run in runs] == ["success"] * 3

@@ -23,7 +23,9 @@ from tidemill.store.batches import find_dialect
 from tidemill.store.calls.service_calls import MapLimits
 from tidemill.store.context import CallContext
 from tidemill.store.dag_tables import dag_run, task_map
+from tidemill.store.queries.dags.maps.groups import UNITS
 from tidemill.store.queries.dags.maps.policy import get_policy, may_start
+from tidemill.store.queries.dags.maps.preparation import ELEMENTS
 from tidemill.store.queries.dags.maps.steps import look_at_maps
 from tidemill.store.queries.dags.scheduling.fair_order import PRIME, order_fairly
 from tidemill.store.queries.dags.state.map_rows import DEFAULT_LIMITS, read_maps
@@ -38,6 +40,9 @@ from tidemill.store.statements import Statement
 MAPS = 50
 #: The most elements that one turn creates or starts again.
 STARTED = 5_000
+#: How many elements one turn compares with new items, those of the tasks of mapped groups included; one map more may
+#: exceed it.
+COMPARED = 5_000
 _MAP = task_map.c
 
 
@@ -49,6 +54,7 @@ class _Marked(NamedTuple):
     closed: int
     arrived: int
     created: int
+    compared: int | None
     waiting: int
     unfinished: int
     retrying: int
@@ -75,10 +81,11 @@ def expand_maps(
     """
     given = SKIPPED.build_parameters(find_dialect(connection), build_id_rows(skip)) if skip else {}
     given |= {"most": MAPS, "turn": context.now_us % PRIME, "now": context.now_us}
+    comparable = COMPARED
     found = sorted(_pending.fetch(connection, given, bool(skip), due))
 
     def expand(marked: list[_Marked]) -> int:
-        nonlocal most
+        nonlocal most, comparable
         board = Board(connection, context)
         board.lock([one.head for one in marked])
         heads, limited = [], []
@@ -91,6 +98,12 @@ def expand_maps(
             wanted = _estimate_starts(head, one, window)
             # An element of a mapped group is created with all its tasks.
             size = 1 + len(head.run.plan.groups.get(head.task_id, ()))
+            if one.compared is not None:
+                if comparable <= 0:
+                    context.left = True
+                    groups.add((head.run.id, head.task_id))
+                    continue
+                comparable -= UNITS * size if size > 1 else ELEMENTS
             room = -(-most // size)
             if wanted > room:
                 context.left = True
