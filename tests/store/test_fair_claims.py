@@ -184,6 +184,24 @@ async def test_room_is_kept_for_a_stream_that_has_waited_for_long(database: Data
     assert [each.stream_key for each in await claim(database, one, 4, 1)] == ["s"] * 4
 
 
+async def test_one_of_two_with_equal_room_goes_on_with_small_triggers(database: Database, monkeypatch):
+    await defer(database, ["s"] * 4)
+    one, two = await begin(database, 5), await begin(database, 5)
+    await defer(database, [None] * 4, run_id="later")
+    monkeypatch.setattr(claims, "_PATIENCE_US", -1_000_000)
+    for session in (one, two):
+        await database.call(BeatSession(session, {"triggers": 2.0}))
+    assert await claim(database, one, 3, 2) == ()
+    assert {each.stream_key for each in await claim(database, two, 3, 2)} == {None}
+
+
+async def test_streams_that_are_too_many_for_one_claim_are_not_divided(database: Database, monkeypatch):
+    await defer(database, ["s", "t"] * 3)
+    monkeypatch.setattr(claims, "_WHOLE", 5)
+    one = await begin(database)
+    assert [Counter(each.stream_key for each in await claim(database, one)) for _ in range(2)] == [{"s": 3}, {"t": 3}]
+
+
 async def test_a_stream_larger_than_every_capacity_is_claimed_at_once_by_the_emptiest(database: Database):
     await defer(database, ["s"] * 6)
     one, two = await begin(database, 3), await begin(database, 4)

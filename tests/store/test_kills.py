@@ -154,6 +154,23 @@ async def test_nothing_calls_it_any_more_once_it_has_killed_several_processes(si
     assert (row.state, "its triggerer was lost 3 times" in (row.error or "")) == ("failed", True)
 
 
+async def test_what_was_lost_again_is_called_while_its_process_calls_nothing_else(site: Site):
+    other = Site(site.store)
+    await other.defer()
+    session = await site.begin()
+    assert len(await site.claim(session)) == 2
+    await site.cancel()
+    await other.cancel()
+    for _ in range(KILL_LOSSES - 1):
+        await site.store.call(LoseSession(session))
+        session = await site.begin(TrialKind.KILLS)
+        first, *rest = await site.claim(session)
+    assert rest == []
+    assert await site.claim(session) == (), "it would be lost with the first one"
+    assert await site.store.call(KillCalled(session, first.kill or 0))
+    assert len(await site.claim(session)) == 1
+
+
 async def test_another_one_calls_it_if_the_triggerer_was_handing_the_trigger_over(site: Site):
     first, other = await site.begin(), await site.begin()
     (claimed,) = await site.claim(first)

@@ -33,7 +33,8 @@ from tidemill.store.calls.trigger_calls import (
 )
 from tidemill.store.calls.worker_calls import AttemptReport
 from tidemill.store.database import Database
-from tidemill.store.queries.sessions import claims, services
+from tidemill.store.queries.sessions import claims, services, suspects
+from tidemill.store.records import TriggerState
 from tidemill.store.tables import trigger, trigger_death
 
 QUEUES = ("default",)
@@ -195,6 +196,65 @@ async def test_a_stream_whose_trial_lasts_long_is_tried_as_a_whole_and_others_jo
     assert await site.claim(whole, 2, reserved=True) == [joined], "the answer was lost"
     await database.call(LoseSession(whole))
     assert len(await site.count_alone()) == 3
+
+
+async def test_a_trial_claims_all_triggers_of_a_stream_at_once_so_that_none_misses_what_the_first_ones_read(
+    database: Database,
+):
+    site = Site(database)
+    await site.defer(3, "topic")
+    shared = await site.die()
+    await site.defer(1)
+    parent = await site.begin()
+    single = (set(await site.claim(parent)) - set(shared)).pop()
+    trial = await site.begin(parent=parent, trial=TrialKind.WHOLE)
+    await database.call(ReserveTriggers(parent, trial, (*shared, single)))
+    found = await database.call(ClaimTriggers(trial, 1, 2, QUEUES, reserved=True))
+    assert [one.id for one in found] == shared
+    assert await database.call(ClaimTriggers(trial, 1, 2, QUEUES, reserved=True)) == found, "the answer was lost"
+    assert [one.id for one in await database.call(ClaimTriggers(trial, 2, 2, QUEUES, reserved=True))] == [single]
+
+
+async def test_suspects_beyond_the_limit_of_a_call_divide_no_stream(database: Database, monkeypatch):
+    site = Site(database)
+    await site.defer(2, "a")
+    await site.defer(2, "b")
+    first, second, *_ = await site.die()
+    await site.die()
+    monkeypatch.setattr(suspects, "_SUSPECTS", 3)
+    long_ago = update(trigger).values(changed_us=trigger.c.changed_us - 600_000_000)
+    await database.write(lambda connection: connection.execute(long_ago))
+    taken = await database.call(TakeSuspects(await site.begin(), QUEUES, beside=1))
+    assert taken.triggers == (first, second)
+
+
+async def test_suspects_whose_arguments_cannot_be_decrypted_keep_no_others_waiting(database: Database):
+    site = Site(database)
+    await site.defer(2)
+    first, second = await site.die()
+    await site.die()
+    unreadable = update(trigger).where(trigger.c.id == first).values(kwargs="fernet:unknown")
+    await database.write(lambda connection: connection.execute(unreadable))
+    other = await site.begin()
+    assert (await database.call(TakeSuspects(other, QUEUES))).triggers == (second,)
+    assert await database.call(TakeSuspects(other, QUEUES)) == TakenSuspects()
+
+
+async def test_a_suspect_that_a_user_stops_during_the_call_is_not_tried(database: Database, monkeypatch):
+    site = Site(database)
+    await site.defer(1)
+    await site.die()
+    await site.die()
+    lock = suspects.try_lock_streams
+
+    def stop_first(connection, keys):
+        connection.execute(update(trigger).values(state=TriggerState.CANCELLED.value))
+        return lock(connection, keys)
+
+    monkeypatch.setattr(suspects, "try_lock_streams", stop_first)
+    other = await site.begin()
+    assert (await database.call(TakeSuspects(other, QUEUES))).triggers == ()
+    assert await database.call(ListOwnedTriggers(other)) == ()
 
 
 async def test_a_suspect_whose_task_was_cancelled_is_not_tried(database: Database):

@@ -135,6 +135,20 @@ def test_one_with_the_most_room_keeps_it_for_a_unit_that_has_waited_for_long():
     assert choose_claims(rows[:1], {"s": StreamUnit(4, 1)}, 3, 3, own, [other], {"s"}).kept == set(), "it is read here"
 
 
+def test_only_the_first_of_triggerers_with_equal_room_keeps_it():
+    rows, units = [WaitingTrigger(1, "s"), WaitingTrigger(2)], {"s": StreamUnit(4, 0)}
+    first, second = TriggererLoad(7, 10, 1), TriggererLoad(7, 10, 2)
+    assert choose_claims(rows, units, 3, 3, first, [second], {"s"}).kept == {"s"}
+    choice = choose_claims(rows, units, 3, 3, second, [first], {"s"})
+    assert (choice.triggers, choice.kept) == ((2,), frozenset())
+
+
+def test_the_only_triggerer_keeps_no_room():
+    rows, units = [WaitingTrigger(1, "s"), WaitingTrigger(2)], {"s": StreamUnit(4, 0)}
+    choice = choose_claims(rows, units, 3, 3, TriggererLoad(7, 10), [], {"s"})
+    assert (choice.whole, choice.kept) == ({"s"}, frozenset())
+
+
 def play_unit(capacities: list[int], life: int, size: int, chance: random.Random, patience: float) -> bool:
     """Return whether a stream is claimed in time beside small triggers that live for some turns and come again."""
     units = {"s": StreamUnit(size, 0)}
@@ -144,7 +158,8 @@ def play_unit(capacities: list[int], life: int, size: int, chance: random.Random
         chance.shuffle(order)
         for host in order:
             held[host] = [ends for ends in held[host] if ends > turn]
-            own, *others = [TriggererLoad(len(held[one]), capacities[one]) for one in (host, *({*order} - {host}))]
+            hosts = (host, *({*order} - {host}))
+            own, *others = [TriggererLoad(len(held[one]), capacities[one], one) for one in hosts]
             room = own.capacity - own.held
             share = compute_share(own, others, size + sum(capacities))
             # The triggers of the stream have waited for longer than the others, of which there are always enough.
@@ -178,6 +193,14 @@ def test_a_unit_larger_than_every_capacity_goes_to_the_emptiest_as_a_whole():
     assert (choice.triggers, choice.whole, choice.oversized) == ((), {"s"}, {"s"})
     choice = choose_claims(rows, {"s": StreamUnit(3, 27)}, 1, 1, other, [own])
     assert (choice.triggers, choice.whole, choice.oversized) == ((1, 2, 3), frozenset(), {"s"}), "it is read here"
+
+
+def test_of_several_units_larger_than_every_capacity_each_triggerer_takes_one():
+    rows = [WaitingTrigger(1, "s"), WaitingTrigger(2, "t")]
+    units = {"s": StreamUnit(30, 0), "t": StreamUnit(30, 0)}
+    choice = choose_claims(rows, units, 10, 10, TriggererLoad(0, 10), [TriggererLoad(0, 10)])
+    assert (choice.whole, choice.unfit) == ({"s"}, {"t"})
+    assert choose_claims(rows, units, 10, 10, TriggererLoad(0, 10), []).whole == {"s", "t"}
 
 
 def test_only_triggerers_that_serve_all_of_the_queues_count():

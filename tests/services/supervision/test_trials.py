@@ -25,7 +25,8 @@ from tidemill.core.triggers.suspects import SUSPECT_DEATHS, ProcessEnd, Suspects
 from tidemill.runtime.process.table import find_children, read_arguments
 from tidemill.services.sessions import releasing
 from tidemill.services.supervision.child import Child, Death
-from tidemill.services.supervision.trials import Trials, _Attempt
+from tidemill.services.supervision.trials import _KILL_SECONDS, Trials, _Attempt
+from tidemill.services.triggerer.tasks.trigger import END_SECONDS
 from tidemill.store.calls.callback_calls import ListCallbacks
 from tidemill.store.calls.run_calls import CancelRun
 from tidemill.store.calls.service_calls import BeginSession, ListSessions, LoseSession
@@ -397,6 +398,10 @@ async def test_suspects_of_lost_hosts_wait_until_others_were_tried_alone_and_not
     await store.write(lambda connection: connection.execute(long_ago))
     await trials._take()
     assert len(trials._suspects.tried) == 5
+
+
+def test_a_process_that_calls_on_kill_outlives_the_slowest_call():
+    assert _KILL_SECONDS > 2 * END_SECONDS, "otherwise on_kill would be called again and again"
 
 
 @pytest.mark.long

@@ -18,6 +18,7 @@ from tests.until import until
 
 from tidemill.config.known_secrets import KnownSecrets
 from tidemill.config.sections.triggerer_settings import TriggererSettings
+from tidemill.core.triggers.task_triggers import ClaimKey
 from tidemill.services.sessions.lease import ServiceLease
 from tidemill.services.triggerer.hosting import host as host_module
 from tidemill.services.triggerer.tasks import folder_code
@@ -552,6 +553,20 @@ async def test_a_trial_of_more_triggers_than_there_is_room_for_ends_in_time():
     source = TaskSource(store, session, 1, (), TaskLogs(store, 65_536, KnownSecrets()), reserved=True)
     assert [len(await source.claim()) for _ in range(2)] == [1, 0]
     await asyncio.wait_for(source.wait_over(0.01), 5)
+
+
+async def test_a_trigger_that_starts_its_task_joins_no_stream_that_is_being_handed_over():
+    store = TaskStore()
+    for stream in ("up", "up", None, None):
+        store.defer(hosted.Counting, stream, count=0, then="wait")
+    session = await store.call(BeginSession("triggerer", "t", "here", "boot", 1))
+    now = [0.0]
+    source = TaskSource(store, session, 10, (), TaskLogs(store, 65_536, KnownSecrets()), lambda: now[0])
+    units = [(one.stream_key, ClaimKey(one.id, one.token)) for one in await source.claim()]
+    assert await source.place([(5, 1, "up"), (6, 1, "other")]) == set()
+    now[0], store.loads = 60.0, [TriggererLoadRecord(0, 10)]
+    assert len(await source.choose_moves(lambda: units)) == 2
+    assert await source.place([(5, 1, "up"), (6, 1, "other")]) == {5}
 
 
 async def test_a_triggerer_far_above_the_others_hands_triggers_over_cleaned_up_and_not_killed(triggerers):

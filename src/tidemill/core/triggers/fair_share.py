@@ -3,9 +3,9 @@
 Theory of operation. Each triggerer claims for itself, when it is rung. Of what waits it takes its part of the level to
 which all live triggerers would fill up together; the others take theirs. All triggers of one shared stream are a unit,
 which one triggerer runs. A unit that fits into no triggerer's capacity goes to the emptiest one. If one has waited for
-long that fits into a capacity, but into no room, the triggerer with the most room claims nothing else until it fits. A
-triggerer that runs far more than the mean, because another one has started, hands units over, which the emptier ones
-then claim.
+long that fits into a capacity, but into no room, the triggerer with the most room, of several the first one, claims
+nothing else until it fits. A triggerer that runs far more than the mean, because another one has started, hands units
+over, which the emptier ones then claim.
 
 Invariants:
 1. The shares of all triggerers add up to at least what waits, or to all free capacity.
@@ -15,10 +15,13 @@ Invariants:
 4. A hand-over makes the larger of two triggerers smaller, so hand-overs end.
 5. A triggerer that begins to read a stream claims all its waiting triggers at once. Otherwise the first ones would
    read, and acknowledge to the broker, what the others have not seen.
+6. At most one of the triggerers of one queue keeps its room for a unit, and the only one never does: small triggers go
+   on elsewhere.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
@@ -27,10 +30,11 @@ _FAR = 0.1
 
 
 class TriggererLoad(NamedTuple):
-    """A triggerer: how many triggers it runs, and how many it runs at most."""
+    """A triggerer: how many triggers it runs, and how many it runs at most. `session` tells equal ones apart."""
 
     held: int
     capacity: int
+    session: int = 0
 
 
 class WaitingTrigger(NamedTuple):
@@ -125,7 +129,7 @@ def choose_claims(
         ((1, 3), [], ['wide'])
     """
     largest = max(load.capacity for load in (own, *others))
-    is_emptiest = all(own.held <= load.held for load in others)
+    held, least = own.held, min((load.held for load in others), default=math.inf)
     free = max(room, own.capacity - own.held)
     chosen: list[int] = []
     joined: set[str] = set()
@@ -140,9 +144,10 @@ def choose_claims(
         stream = row.stream
         if stream is not None and not (stream in joined or stream in whole or stream in unfit):
             unit = units[stream]
-            if unit.size > largest and (unit.running or is_emptiest):
+            if unit.size > largest and (unit.running or held <= least):
                 oversized.add(stream)
                 (joined if unit.running else whole).add(stream)
+                held += unit.waiting
             elif (unit.waiting <= free or not others) and unit.running:
                 joined.add(stream)
                 free -= unit.waiting
@@ -162,11 +167,18 @@ def choose_claims(
 
 
 def _keeps_room(unit: StreamUnit, own: TriggererLoad, others: Sequence[TriggererLoad]) -> bool:
-    """Return whether a triggerer claims nothing else until a unit fits: none has more room of those that can run it."""
+    """Return whether a triggerer claims nothing else until a unit fits: none has more room of those that can run it.
+
+    Of triggerers with equal room the first one does; if all of them did, nothing would be claimed until a trigger ends.
+    The only triggerer claims the unit at once, beyond its capacity.
+    """
+    if not others or unit.running or own.capacity < unit.size:
+        return False
+    able = [load for load in others if load.capacity >= unit.size]
     room = own.capacity - own.held
-    rooms = [load.capacity - load.held for load in others if load.capacity >= unit.size]
-    fits_nowhere = unit.waiting > max([room, *rooms])
-    return not unit.running and own.capacity >= unit.size and fits_nowhere and room >= max(rooms, default=room)
+    if unit.waiting <= max([room, *(load.capacity - load.held for load in able)]):
+        return False
+    return all((room, -own.session) >= (load.capacity - load.held, -load.session) for load in able)
 
 
 def is_far_above(own: TriggererLoad, others: Sequence[TriggererLoad]) -> bool:

@@ -52,8 +52,9 @@ log = structlog.get_logger(__name__)
 _GRACE_SECONDS = 60.0
 #: The interval between looks for suspects in the store.
 _LOOK_SECONDS = 2.0
-#: How long a process may take that calls `on_kill` of triggers.
-_KILL_SECONDS = 60.0
+#: How long a process may take that calls `on_kill` of triggers: longer than `on_kill` and `cleanup` may take together,
+#: since calls that it does not report are repeated.
+_KILL_SECONDS = 120.0
 #: How long a dropped trial may take to clean up its triggers.
 _DROP_SECONDS = 10.0
 

@@ -263,17 +263,21 @@ class TaskSource:
             raise
 
     async def place(self, triggers: Sequence[tuple[int, int, str]]) -> frozenset[int]:
-        """Store the stream keys of triggers that start their tasks; return those that another session has to run.
+        """Store the stream keys of triggers that start their tasks; return those that may not run here.
+
+        Other sessions read their streams, or this one is handing their streams over, and advances them no more.
 
         Args:
             triggers: Their ids, tokens and stream keys.
         """
         try:
-            return frozenset(await call_patiently(self._calls, PlaceTriggers(self._session, tuple(triggers))))
+            elsewhere = await call_patiently(self._calls, PlaceTriggers(self._session, tuple(triggers)))
         except CallRefusedError as error:
             if error.kind is RefusalKind.FENCED:
                 self.ended.set()
             return frozenset(number for number, _, _ in triggers)
+        leaving = set(self._moving.values())
+        return frozenset({*elsewhere, *(number for number, _, stream in triggers if stream in leaving)})
 
     def note_ended(self, key: ClaimKey, end: TaskEnd) -> None:
         """Handle a trigger that has ended: free its slot, and report a released trigger to the store."""

@@ -81,7 +81,7 @@ def list_loads(connection: Connection, request: ListLoads, context: CallContext)
     if found and connection.execute(_select_moved(context.now_us)).first() is not None:
         # The loads do not count what is on its way to them.
         return ()
-    return tuple(TriggererLoadRecord(*load) for load in found)
+    return tuple(TriggererLoadRecord(load.held, load.capacity) for load in found)
 
 
 def _select_moved(now_us: int) -> Select[Any]:
@@ -102,8 +102,9 @@ def _list_others(connection: Connection, session: int, now_us: int) -> list[tupl
         _SESSION.list == "",
         _SESSION.beat_us >= now_us - _FRESH_US,
     )
-    rows = connection.execute(select(_SESSION.queues, _SESSION.held, _SESSION.capacity).where(live)).all()
-    return [(json.loads(row.queues), TriggererLoad(row.held, row.capacity)) for row in rows]
+    columns = (_SESSION.queues, _SESSION.held, _SESSION.capacity, _SESSION.id)
+    rows = connection.execute(select(*columns).where(live)).all()
+    return [(json.loads(row.queues), TriggererLoad(row.held, row.capacity, row.id)) for row in rows]
 
 
 def take_free(connection: Connection, request: ClaimTriggers, context: CallContext) -> list[int]:
@@ -217,7 +218,7 @@ def _choose(
     is_over = 0 < capacity < request.held
     if not limit and not is_over:
         return []
-    own = TriggererLoad(request.held, capacity or _UNLIMITED)
+    own = TriggererLoad(request.held, capacity or _UNLIMITED, request.session)
     free = _build_free(connection, request, context)
     share, rows = limit, []
     got: set[str] = set()
@@ -309,18 +310,28 @@ def _lock_streams_first(
 def _take_whole(
     connection: Connection, free: Sequence[ColumnElement[bool]], keys: Collection[str], context: CallContext
 ) -> tuple[list[int], frozenset[str]]:
-    """Lock all free triggers of streams; return them, and the streams of which another transaction holds some.
+    """Lock all free triggers of as many streams as one claim may take, at least one.
 
-    Those streams are left to a later claim.
+    Returns:
+        The triggers, and the streams that are left to a later claim: there are too many of them, or another transaction
+        holds some of their triggers.
     """
     wide = [*free, _TRIGGER.stream_key.in_(sorted(keys))]
     waiting = _select_free(wide).with_only_columns(_TRIGGER.stream_key, func.count()).group_by(_TRIGGER.stream_key)
     counts = {row.stream_key: row[1] for row in connection.execute(waiting)}
-    rows = _lock_some(connection, wide, _WHOLE)
+    chosen: list[str] = []
+    size = 0
+    for key in sorted(keys):
+        if not chosen or size + counts.get(key, 0) <= _WHOLE:
+            chosen.append(key)
+            size += counts.get(key, 0)
+    rows = _lock_some(connection, [*free, _TRIGGER.stream_key.in_(chosen)], _WHOLE)
     locked = Counter(row.stream_key for row in rows)
-    divided = frozenset(key for key in keys if locked[key] < counts.get(key, 0)) if len(rows) < _WHOLE else frozenset()
+    # A stream that exceeds the limit of a claim is divided all the same.
+    divided = {key for key in chosen if locked[key] < min(counts.get(key, 0), _WHOLE)}
     unreadable = set(find_unreadable(rows, context))
-    return [row.id for row in rows if row.stream_key not in divided and row.id not in unreadable], divided
+    taken = [row.id for row in rows if row.stream_key not in divided and row.id not in unreadable]
+    return taken, frozenset(divided | (set(keys) - set(chosen)))
 
 
 def _lock_some(

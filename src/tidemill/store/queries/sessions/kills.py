@@ -50,11 +50,15 @@ def claim_kills(
         is_trial: Whether the session only calls `on_kill` of triggers that may kill it; others leave these alone.
     """
     mine = and_(_CALLBACK.session_id == request.session, _CALLBACK.claim_request == request.request)
-    again = and_(mine, _CALLBACK.name == ON_KILL, _CALLBACK.state == "running")
-    losses = _lock_readable(connection, request, context, is_trial=is_trial)
-    if is_trial and connection.execute(select(_CALLBACK.id).where(again).limit(1)).first() is not None:
-        losses = {}  # the answer was lost
-    found = choose_kills(losses) if is_trial else tuple(losses)
+    running = and_(_CALLBACK.name == ON_KILL, _CALLBACK.state == "running")
+    again = and_(mine, running)
+    calling = select(_CALLBACK.id).where(and_(_CALLBACK.session_id == request.session, running)).limit(1)
+    found: tuple[int, ...] = ()
+    # A process makes the calls of one choice: those of another one would be lost with it.
+    if not is_trial:
+        found = tuple(_lock_readable(connection, request, context, is_trial=False))
+    elif connection.execute(calling).first() is None:
+        found = choose_kills(_lock_readable(connection, request, context, is_trial=True))
     if found:
         new = {"state": "running", "session_id": request.session, "claim_request": request.request}
         connection.execute(update(task_callback).where(_CALLBACK.id.in_(found)).values(new))

@@ -6,7 +6,9 @@ the session but no claim request. It is released when the session ends.
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, and_, select, update
+from typing import Any
+
+from sqlalchemy import Connection, Select, and_, select, update
 
 from tidemill.store.batches import find_dialect
 from tidemill.store.calls.trigger_calls import ClaimTriggers, ListOwnedTriggers, OwnedTrigger, ReserveTriggers
@@ -48,12 +50,26 @@ def reserve_triggers(connection: Connection, request: ReserveTriggers, context: 
 
 
 def take_reserved(connection: Connection, request: ClaimTriggers, context: CallContext) -> list[int]:
-    """Claim the triggers reserved for a session, up to its capacity, and return their ids."""
+    """Claim the triggers reserved for a session, and return their ids: up to its capacity, but whole streams.
+
+    Otherwise the first triggers of a stream would read, and acknowledge to the broker, what the others have not seen.
+    """
     reserved = and_(_CURSOR.session_id == request.session, _CURSOR.claim_request.is_(None))
-    statement = select(_CURSOR.trigger_id).where(reserved).order_by(_CURSOR.trigger_id).limit(max(request.capacity, 0))
-    found = list(connection.execute(statement.with_for_update()).scalars())
+    statement: Select[Any] = (
+        select(_CURSOR.trigger_id, trigger.c.stream_key)
+        .join(trigger, trigger.c.id == _CURSOR.trigger_id)
+        .where(reserved)
+        .order_by(_CURSOR.trigger_id)
+        .with_for_update(of=trigger_cursor)
+    )
+    rows = connection.execute(statement.limit(max(request.capacity, 0))).all()
+    found = {row.trigger_id for row in rows}
+    streams = {row.stream_key for row in rows if row.stream_key is not None}
+    if streams:
+        shared = statement.where(trigger.c.stream_key.in_(sorted(streams)))
+        found |= {row.trigger_id for row in connection.execute(shared)}
     if found:
         given = IDS.build_parameters(find_dialect(connection), build_id_rows(found))
         wanted = _CURSOR.trigger_id.in_(select(IDS.build_source(find_dialect(connection)).c.id))
         connection.execute(update(trigger_cursor).where(wanted).values(claim_request=request.request), given)
-    return found
+    return sorted(found)

@@ -6,11 +6,11 @@ other session, unless it already was.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import structlog
-from sqlalchemy import ColumnElement, Connection, Select, and_, exists, literal_column, not_, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, exists, literal_column, not_, or_, select, update
 
 from tidemill.core.tasks.inputs import TriggerFailed
 from tidemill.core.triggers.lost_hosts import (
@@ -65,12 +65,15 @@ def take_suspects(connection: Connection, request: TakeSuspects, context: CallCo
     _fail_culprits(connection, free, request.session, context)
     # A culprit that could not be failed yet is not tried again.
     free = free.where(_DEATH.alone < CULPRIT_LOSSES)
-    statement = free.order_by(_CURSOR.trigger_id).limit(_SUSPECTS).with_for_update(of=trigger_cursor, skip_locked=True)
-    rows = connection.execute(statement).all()
+    # By streams, so that the limit divides only the last one.
+    ordered = free.order_by(_TRIGGER.stream_key, _CURSOR.trigger_id).limit(_SUSPECTS)
+    found = connection.execute(ordered.with_for_update(of=trigger_cursor, skip_locked=True)).all()
+    unreadable = set(find_unreadable(found, context))
+    rows = [row for row in _drop_divided(found) if row.id not in unreadable]
     streams = try_lock_streams(connection, {row.stream_key for row in rows if row.stream_key is not None})
     free_streams = set(streams) - _find_read(connection, streams)
     suspects = [
-        FreeSuspect(row.trigger_id, row.deaths, row.lived_us, row.stream_key, context.now_us - row.changed_us)
+        FreeSuspect(row.id, row.deaths, row.lived_us, row.stream_key, context.now_us - row.changed_us)
         for row in rows
         if row.stream_key is None or row.stream_key in free_streams
     ]
@@ -81,11 +84,24 @@ def take_suspects(connection: Connection, request: TakeSuspects, context: CallCo
     dialect = find_dialect(connection)
     given = IDS.build_parameters(dialect, build_id_rows(plan.triggers))
     wanted = select(IDS.build_source(dialect).c.id)
+    # Read again now that the cursors are locked: users may have stopped some in the meantime.
+    still = and_(_TRIGGER.id.in_(wanted), _TRIGGER.state == literal_column("'registered'"))
+    taken = tuple(connection.execute(select(_TRIGGER.id).where(still).order_by(_TRIGGER.id), given).scalars())
+    given = IDS.build_parameters(dialect, build_id_rows(taken))
     new = {"session_id": request.session, "claim_request": None, "token": _CURSOR.token + 1}
     connection.execute(update(trigger_cursor).where(_CURSOR.trigger_id.in_(wanted)).values(new), given)
     state = {"state": TriggerState.RUNNING.value, "reason": None, "changed_us": context.now_us}
     connection.execute(update(trigger).where(_TRIGGER.id.in_(wanted)).values(state), given)
-    return TakenSuspects(plan.triggers, plan.seconds, plan.deaths, plan.is_split)
+    return TakenSuspects(taken, plan.seconds, plan.deaths, plan.is_split)
+
+
+def _drop_divided(rows: Sequence[Row[Any]]) -> Sequence[Row[Any]]:
+    """Leave out the last stream if the limit has cut it off: a trial of a part of it would acknowledge what the other
+    part has not seen.
+    """
+    if len(rows) < _SUSPECTS or rows[-1].stream_key == rows[0].stream_key:
+        return rows
+    return [row for row in rows if row.stream_key is None or row.stream_key != rows[-1].stream_key]
 
 
 def _lock_others(
@@ -146,7 +162,8 @@ def _build_free(queues: Collection[str], now_us: int) -> Select[Any]:
     )
     return (
         select(
-            _CURSOR.trigger_id,
+            _TRIGGER.id,
+            _TRIGGER.kwargs,
             _DEATH.deaths,
             _DEATH.alone,
             _DEATH.lived_us,
@@ -175,11 +192,11 @@ def _fail_culprits(connection: Connection, free: Select[Any], session: int, cont
             f"the host that tried only this trigger was lost {row.alone} times in a row; a trigger must not kill the "
             "processes of its host, or use up its memory"
         )
-        log.error("a trigger kills its hosts; failing its task", trigger=row.trigger_id, losses=row.deaths)
+        log.error("a trigger kills its hosts; failing its task", trigger=row.id, losses=row.deaths)
         if row.streams is not None:
-            streams.append(EndStream(session, row.trigger_id, row.token, error))
+            streams.append(EndStream(session, row.id, row.token, error))
             continue
-        request = f"deaths-{row.trigger_id}-{row.deaths}"
+        request = f"deaths-{row.id}-{row.deaths}"
         given.append((row.task_id, TriggerFailed(row.epoch, error, draw_bits(), request)))
     if given:
         move_tasks(connection, given, context, "suspects")
