@@ -188,6 +188,18 @@ async def test_connections_that_are_cut_repeatedly_store_nothing_twice(own_postg
     await database.close()
 
 
+async def test_a_connection_that_ends_in_the_middle_of_the_driver_s_work_is_an_outage(postgres: PostgresServer) -> None:
+    database = await open_store(await postgres.new_database())
+
+    def fail(connection: Connection) -> None:
+        raise asyncpg.InternalClientError("cannot switch to state 15; another operation (2) is in progress")
+
+    with pytest.raises(StoreAwayError):
+        await database.write(fail)
+    assert await database.write(lambda c: c.exec_driver_sql("SELECT 1").scalar()) == 1
+    await database.close()
+
+
 async def test_commits_wait_for_the_disk_whatever_the_default_of_the_role(postgres: PostgresServer) -> None:
     url = await postgres.new_database()
     connection = await asyncpg.connect(url)

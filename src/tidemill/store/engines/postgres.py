@@ -79,7 +79,14 @@ _PLANNING = {"enable_mergejoin": "off", "enable_hashjoin": "off", "plan_cache_mo
 #: a scalar subquery; a kept plan would otherwise read all rows of a run for each given row. `tests/store/test_plans.py`
 #: checks this. A state that selects a partial index is written as a literal, not a parameter.
 _KEPT_PLANS = {**_PLANNING, "plan_cache_mode": "force_generic_plan", "enable_seqscan": "off"}
-_FAILURES = (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, UnicodeError)
+_FAILURES = (
+    SQLAlchemyError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    OSError,
+    UnicodeError,
+)
 
 
 class PostgresDatabase:

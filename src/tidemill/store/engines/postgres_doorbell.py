@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 _PREFIX = "tidemill_"
 _NO_SETTINGS: Mapping[str, str] = {}
-_FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
+_FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError)
 
 
 class PostgresDoorbell(Doorbell):
