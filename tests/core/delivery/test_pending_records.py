@@ -130,7 +130,7 @@ STEPS = st.one_of(
     st.tuples(st.just("resolve"), st.integers(0, 9)),
     st.tuples(st.just("collect")),
     st.tuples(st.just("end"), st.booleans(), st.integers(0, 9)),
-    st.tuples(st.just("decide"), st.sampled_from(["again", "drop"])),
+    st.tuples(st.just("decide"), st.sampled_from(["allow", "drop"])),
     st.tuples(st.just("abandon")),
 )
 
@@ -219,7 +219,7 @@ class Schedule:
 
     def finish(self) -> None:
         while self.withheld:
-            self.step(("decide", "again"))
+            self.step(("decide", "allow"))
         for entry in self.entries:
             self.ledger.resolve(entry)
         for _ in range(3):
