@@ -10,6 +10,7 @@ from typing import Any
 from structlog.testing import capture_logs
 from tests.services.parser.test_manager import DAG, running, write
 from tests.store.dags import Player
+from tests.until import until
 
 from tidemill.core.errors import InvariantError
 from tidemill.core.tasks.endings import Failure, Skip, Success
@@ -182,7 +183,7 @@ async def test_a_second_file_with_the_id_of_a_dag_is_an_error_until_the_first_on
         write(folder, "two.py", DAG.format(name="twin", task="b"))
         error = "one.py already defines a DAG 'twin'; give one of them another id"
         await wait_for_answer(list_errors, [error])
-        assert manager.broken == 1
+        await until(lambda: manager.broken == 1, what="the manager has the store's answer")
 
         write(folder, "one.py", DAG.format(name="single", task="a"))
         await wait_for_answer(find_owner, [("two.py", True)])
